@@ -1,15 +1,15 @@
-"""The chain of a session: the processes that hold its variables.
+"""The chain of a session: the processes that hold the session's variables between calls.
 
-Guest side, used by the supervisor. Between calls there are two stopped processes: the first, which
-ran the last call and will run the next call, and its copy, which was made at the end of the last
-call (see `link`). If the first process is killed during a call, the copy takes its place, with the
-variables from before that call. A first process that still has threads is also replaced by its
-copy.
+Guest side, used by the supervisor. Between calls, the chain has two stopped processes, which are
+called the waiting processes. The first process ran the last call and will run the next one. The
+other is a copy of the first, which was made at the end of the last call (see `link`). If the first
+process is killed during a call, the copy takes its place, with the variables from before that call.
+If the first process still has threads after a call, the copy also takes its place.
 
-Messages from these processes are not trusted, because programs of the session ran in them; only the
-sender's process id is trusted, which the kernel adds. Invariant: the supervisor stops waiting for
-these processes once they have used a few seconds of CPU time or have slept for a few seconds. At
-worst, the variables are lost.
+Messages from these processes are not trusted, because programs of the session ran in them. Only the
+process id of a message's sender is trusted, because the kernel adds it. Invariant: the supervisor
+stops waiting for these processes once they have used a few seconds of CPU time or have slept for a
+few seconds. At worst, the variables are lost.
 """
 
 from __future__ import annotations
@@ -29,20 +29,23 @@ from fumehood.guest.core import kernel
 from fumehood.guest.core.pipes import receive
 
 COPY_CPU_S = 2.0
-"""Maximum CPU time in seconds that a process may use for copying itself."""
+"""Maximum CPU time in seconds that a process may use for copying itself, and that the supervisor
+may use for waiting for the copy.
+"""
 
 LOOK_S = 0.1
 IDLE_LOOKS = 30
-"""Maximum number of checks, `LOOK_S` seconds apart, at which a process that must copy itself may be
-found asleep."""
+"""Maximum number of checks at which a process that must copy itself may be found asleep. There are
+`LOOK_S` seconds between two checks.
+"""
 BLOCKED_LOOKS = 100
-"""Maximum number of checks, `LOOK_S` seconds apart, at which a process that must copy itself may be
-found asleep or waiting for a disk. A limit is needed because a program can seem to wait for a disk
-for ever (vfork), and the host ends a container after a minute.
+"""Maximum number of checks at which a process that must copy itself may be found asleep or waiting
+for a disk. There are `LOOK_S` seconds between two checks. A limit is needed because a program can
+seem to wait for a disk for ever (vfork), and because the host ends a container after a minute.
 """
 
 MAX_MESSAGES = 4096
-"""Maximum number of messages that are read at once. The socket cannot hold more."""
+"""Maximum number of messages that are read at once. The socket cannot hold more messages."""
 
 WATCH_S = 0.5
 """Seconds between checks that the waiting processes are stopped."""
@@ -51,13 +54,15 @@ AWAKE_NS = 5_000_000
 """CPU time in nanoseconds that a waiting process may use before it counts as awake."""
 
 END_CPU_S = 1.0
-"""Maximum CPU time in seconds that the supervisor spends on killing a program's descendants before
-the program's process copies itself."""
+"""Maximum CPU time in seconds that the supervisor uses for killing a program's descendants before
+the program's process copies itself.
+"""
 
 
 class Chain:
-    """The processes, if any, that hold a session's variables. `orders_end` and `wake_end` are the
-    ends of the two sockets that these processes use.
+    """The chain of one session: the processes that hold the session's variables, or no processes.
+    `orders_end` and `wake_end` are the ends that these processes have of two sockets: one for
+    orders to the first process, one for waking the copy.
     """
 
     def __init__(
@@ -66,9 +71,10 @@ class Chain:
         kill: Callable[[Collection[int]], int],
         frozen: Callable[[Collection[int]], AbstractContextManager[Callable[[], None]]],
     ) -> None:
-        """`kill` kills all processes of programs except the given ones, and returns the number of
-        processes killed. `frozen` is a context manager; it yields a function that stops all
-        registered processes until the end of the block.
+        """`reap` reaps all dead children. `kill` kills all processes of programs except those with
+        the given ids, and returns the number of processes killed. `frozen` receives the ids of
+        processes to spare, and returns a context manager. The context manager yields a function
+        that stops all registered processes until the end of the block.
         """
         self._reap = reap
         self._kill = kill
@@ -79,27 +85,31 @@ class Chain:
         self._wake, self.wake_end = socket.socketpair()
         self._wake.setblocking(False)
         self.first: int | None = None
-        """The process that holds the variables, or None if there are none."""
+        """Id of the process that holds the variables, or None if there are none."""
         self._behind: int | None = None
         self._aside: dict[str, int] = {}
-        """Token of a trial → the process with the trial's variables."""
+        """Token of a trial → id of the process with the trial's variables."""
         self._seen_awake: dict[int, int] = {}
         """Id of each process that was not stopped at the last check → its CPU time at that check.
         """
         self._used_ns: dict[int, int] = {}
         """Id of each waiting process → its CPU time when it was first seen stopped."""
         self._are_ended = False
-        """Whether the processes were killed between two calls and `tell_end` must report it."""
+        """Whether the waiting processes were killed between two calls, and `tell_end` must still
+        report it.
+        """
 
     @property
     def pids(self) -> set[int]:
-        """Ids of the processes that the cleaning after a run must spare."""
+        """Ids of the processes that must not be killed when the container is cleaned after a
+        run.
+        """
         return {*self._waiting, *self._aside.values()}
 
     @property
     def has_trial(self) -> bool:
-        """Whether the process of a trial is waiting. If so, the next call's process can be forked
-        from the process of the trial.
+        """Whether the process of a trial is waiting. If so, the process of the next call may be a
+        fork of it.
         """
         return bool(self._aside)
 
@@ -108,8 +118,9 @@ class Chain:
         return {pid for pid in (self.first, self._behind) if pid is not None}
 
     def begin(self, *descriptors: int) -> int | None:
-        """Pass a call's descriptors to the first process. Returns the process's id, or None if the
-        chain has no process."""
+        """Pass the descriptors of a call to the first process, and let it run. Return the id of
+        this process, or None if the chain has no process.
+        """
         self._used_ns.clear()
         if self.first is None:  # the new chain must not read what the killed one left unread
             self._take_back()
@@ -126,9 +137,9 @@ class Chain:
         """Update the chain after a call: stop the processes that the chain keeps, and kill all
         others.
 
-        `stayed` is the call's process if that process reported that it has finished and stays
-        alive, else None. Returns `kept` if the call's variables are kept, `rolled_back` if the
-        variables from before the call are restored, or `reset` if all variables are lost.
+        `stayed` is the id of the call's process if this process reported that it has finished and
+        stays alive, otherwise None. Return `kept` if the call's variables are kept, `rolled_back`
+        if the variables from before the call are restored, or `reset` if all variables are lost.
         """
         before = self._behind
         if stayed is not None:
@@ -145,8 +156,11 @@ class Chain:
 
     def put_aside(self, stayed: int | None, token: str) -> str:
         """Update the chain after a trial: keep the trial's process for `adopt`, and restore the
-        variables from before the trial. Returns `kept` if the trial's process is kept,
-        `rolled_back` if not, or `reset` if the variables from before the trial are lost.
+        variables from before the trial.
+
+        `stayed` is the id of the trial's process if this process reported that it has finished and
+        stays alive, otherwise None. Return `kept` if the trial's process is kept, `rolled_back` if
+        it is not, or `reset` if the variables from before the trial are lost.
         """
         before, self.first, self._behind = self._behind, None, None
         is_kept = stayed is not None and processes.threads_of(stayed) == 1
@@ -163,8 +177,8 @@ class Chain:
         return "kept" if is_kept else "rolled_back"
 
     def adopt(self, token: str) -> bool:
-        """Replace the session's variables by the variables of the trial `token`. Returns False if
-        the trial's variables are lost.
+        """Replace the session's variables by those of the trial `token`, and return True. Return
+        False if the trial's variables are lost.
         """
         aside = self._aside.pop(token, None)
         if aside is None or not processes.is_alive(aside):
@@ -180,15 +194,18 @@ class Chain:
         return False
 
     def drop(self, token: str | None = None) -> None:
-        """Discard the variables of a trial, or of all trials if `token` is None."""
+        """Discard the variables of the trial `token`. If `token` is None, discard those of all
+        trials.
+        """
         for one in [token] if token is not None else list(self._aside):
             if (pid := self._aside.pop(one, None)) is not None:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
 
     def look(self) -> bool:
-        """Stop the waiting processes again after a call that did not use them. Returns False if the
-        variables were lost."""
+        """Stop the waiting processes again after a call that did not use them. Return False if the
+        variables were lost, otherwise True.
+        """
         if self.tell_end():
             return False
         if not self._waiting:
@@ -200,13 +217,14 @@ class Chain:
         return False
 
     def are_asleep(self) -> bool:
-        """Return whether the waiting processes are stopped and have used no CPU time since they
-        were first seen stopped. All of them are then sent another stop signal.
+        """Return whether the waiting processes have slept: they are stopped, and have used almost
+        no CPU time (`AWAKE_NS`) since they were first seen stopped. Then send each of them another
+        stop signal.
 
-        A stopped process can have prepared its own awakening: a timer whose signal is SIGCONT, or a
-        child or parent at whose end the kernel sends SIGCONT. On a busy host a process may not have
-        stopped yet, so it counts as awake only if it is not stopped at two checks and has used CPU
-        time in between.
+        A stopped process can have arranged that it is woken: by a timer whose signal is SIGCONT, or
+        by a child or parent at whose end the kernel sends SIGCONT. On a busy host, a process may
+        not have stopped yet. So a process counts as awake only if it is not stopped at two
+        successive checks and has used CPU time in between.
         """
         was_awake, self._seen_awake = self._seen_awake, {}
         are_asleep = True
@@ -222,8 +240,8 @@ class Chain:
         return are_asleep
 
     def end(self) -> None:
-        """Kill the waiting processes, so that all variables are lost. `tell_end` reports this to
-        the next call.
+        """Kill the waiting processes, so that all variables are lost. At the next call, `tell_end`
+        reports this.
         """
         ended, self.first, self._behind = self.pids, None, None
         self._aside.clear()
@@ -234,7 +252,7 @@ class Chain:
                 os.kill(pid, signal.SIGKILL)
 
     def tell_end(self) -> bool:
-        """Return whether `end` was called since the last call of this method."""
+        """Return whether `end` was called since `tell_end` was last called."""
         are_ended, self._are_ended = self._are_ended, False
         return are_ended
 
@@ -242,8 +260,8 @@ class Chain:
         """Stop the waiting processes. Call this method only when every process that could wake them
         is gone.
 
-        If a waiting process has a terminal, all waiting processes are killed: the kernel wakes such
-        a process when its terminal is closed, which may happen at any time.
+        If a waiting process has a terminal, all waiting processes are killed instead: the kernel
+        wakes such a process when its terminal is closed, which may happen at any time.
         """
         self._used_ns.clear()
         self._seen_awake.clear()
@@ -253,9 +271,9 @@ class Chain:
             self._end_the_others()
 
     def _goes_on(self, spared: int | None) -> bool:
-        """Return whether the call's process, or the copy of this process, is ready to run the next
-        call and has its own copy. All other processes are killed except `spared`, which the caller
-        needs.
+        """Return whether a process is ready to run the next call and has a copy. This is the
+        process that ran the call or, if that has threads, its copy. All other processes of programs
+        are killed, except the process `spared`, which the caller needs.
         """
         self._stop()
         self._end_the_others(spared)
@@ -273,8 +291,9 @@ class Chain:
         return self._is_woken(self.first, spared)
 
     def _is_woken(self, pid: int, spared: int | None = None) -> bool:
-        """Wake the copy `pid` and make it the first process. Return whether the woken process has
-        made its own copy. All other processes are killed except `spared`."""
+        """Wake the copy `pid` and make it the first process. Return whether it has then copied
+        itself. All other processes of programs are killed, except the process `spared`.
+        """
         self.first, self._behind = pid, None
         self._end_the_others(spared)
         self._take_back()
@@ -285,8 +304,8 @@ class Chain:
         return self._behind is not None
 
     def _copy_of(self, pid: int) -> int | None:
-        """Make the first process copy itself again, after an earlier attempt failed for lack of
-        memory or processes. Return the process id of the copy, or None if this attempt also fails.
+        """Make the first process `pid` copy itself again, after an earlier attempt failed for lack
+        of memory or processes. Return the id of the copy, or None if this attempt also fails.
         """
         try:
             self._order(COPY, ())
@@ -295,9 +314,9 @@ class Chain:
         return self._await_copy(pid)
 
     def _await_copy(self, pid: int) -> int | None:
-        """Resume the process `pid` until it reports that it has copied itself. Then stop this
-        process and the copy. Return the copy's process id, or None if the process failed or took
-        too long.
+        """Resume the process `pid` until it reports that it has copied itself. Then stop the
+        process and its copy. Return the id of the copy, or None if the process failed or took too
+        long.
         """
         self._received(pid)  # discards earlier messages
         found, is_done = None, False
@@ -320,9 +339,9 @@ class Chain:
         return self._behind
 
     def _received(self, pid: int) -> tuple[int | None, bool]:
-        """Read all messages. Return two values: the last process other than `pid` that reported
-        being ready, if it is alive, and whether `pid` reported being done. The kernel identifies
-        the senders.
+        """Read all messages of the waiting processes. Return two values: the id of the last process
+        other than `pid` that reported being ready, or None if there is none or it is dead; and
+        whether the process `pid` reported being done. The kernel identifies the senders.
         """
         found, is_done = None, False
         for _ in range(MAX_MESSAGES):
@@ -340,7 +359,9 @@ class Chain:
         return found if is_there and processes.is_stranger(found or 0) else None, is_done
 
     def _order(self, order: bytes, descriptors: tuple[int, ...]) -> None:
-        """Send an order to the first process. Raises OSError."""
+        """Send an order, with a call's descriptors or none, to the first process. Raises OSError if
+        this fails.
+        """
         self._take_back()
         assert len(descriptors) in (0, DESCRIPTORS)
         if descriptors:
@@ -349,8 +370,8 @@ class Chain:
             self._orders.send(order)
 
     def _take_back(self) -> None:
-        """Remove an order that a killed process has not read, so that the next process does not
-        read it.
+        """Remove an order that a killed process has not read, so that its successor does not read
+        it.
         """
         with contextlib.suppress(BlockingIOError):
             while True:
@@ -376,8 +397,8 @@ class Chain:
                 os.kill(pid, signal.SIGSTOP)
 
     def _end_the_others(self, spared: int | None = None) -> None:
-        """Kill all processes of programs except the chain's and `spared`, for a limited time. The
-        cleaning after the run kills the rest.
+        """For a limited time, kill all processes of programs except those of the chain and the
+        process `spared`. The cleaning after the run kills those that are left.
         """
         patience = processes.Patience(END_CPU_S)
         kept = self.pids | ({spared} if spared is not None else set())
@@ -386,8 +407,9 @@ class Chain:
 
 
 class _Effort:
-    """Limits the time in which a process and its descendants must make a copy, and the CPU time
-    that the supervisor spends on waiting for the copy.
+    """Decides how long the supervisor waits until a process has copied itself. It limits the time
+    that the process `pid` and its descendants may take, and the CPU time that the supervisor may
+    use for waiting.
     """
 
     def __init__(self, pid: int) -> None:
@@ -399,8 +421,8 @@ class _Effort:
         self._used_ns = 0
 
     def look(self) -> None:
-        """Measure the CPU time of the processes, and check whether they are asleep. Call this
-        method after no message has arrived for `LOOK_S` seconds.
+        """Measure the CPU time of the processes, and check whether they are asleep. Must be called
+        each time that no message has arrived for `LOOK_S` seconds.
         """
         them = {self._pid, *trees.below(self._pid)}
         used_ns = sum(kernel.process_cpu_ns(pid) or 0 for pid in them)
@@ -410,7 +432,7 @@ class _Effort:
         self._blocked_looks += not any(map(processes.runs, them))
 
     def is_worth_it(self) -> bool:
-        """Return whether the supervisor should continue to wait."""
+        """Return whether the supervisor should continue to wait for the copy."""
         return (
             self._idle_looks < IDLE_LOOKS
             and self._blocked_looks < BLOCKED_LOOKS

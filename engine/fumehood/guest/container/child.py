@@ -1,9 +1,10 @@
 """The child in a container: the process in which a call's program starts.
 
-Guest side, forked by the zygote. A child first waits for one byte. While it waits, it is already
-limited, filtered and warmed up, but still runs as root, so that no program can touch it. Then the
-child irrevocably becomes the programs' user, and only after that does it read its request. The
-child's final message is a claim; the kernel reports how the child ended.
+Guest side, forked by the zygote. A child first waits for one byte. While it waits, its limits and
+its system-call filter are already in force, and it is warmed up, but it still runs as root, so that
+no program can touch it. Then the child irrevocably becomes the programs' user, and only after that
+does it read its request. The final message of the child is only a claim; how the child ended is
+reported by the kernel.
 """
 
 from __future__ import annotations
@@ -46,28 +47,32 @@ from fumehood.protocol import framing
 GO = b"G"
 
 IMAGE_PATH = "/opt/fumehood/image.json"
-"""The image's description of itself, owned by root and written when the image was built."""
+"""The file in which the image describes itself. It is owned by root, and was written when the image
+was built.
+"""
 
 OUT_FD = link.WAKE_FD + 1
 ERR_FD = OUT_FD + 1
 """`OUT_FD` and `ERR_FD` are the descriptors of a child's output streams until the child is ready.
-The zygote receives the ends of each child's other pipes at their final numbers, from `REQUEST_FD`
-on.
+The zygote receives the ends of each child's other pipes directly under their final numbers, from
+`REQUEST_FD` on.
 """
 
 REHEARSALS = 16
-"""Number of runs of the warm-up program in the zygote. Python rewrites the bytecode of functions
-that run often; if this happens in the zygote, the pages stay shared.
+"""Number of times that the zygote runs the warm-up program. Python rewrites the bytecode of
+functions that run often. If it does so in the zygote, the children share the memory pages of this
+bytecode.
 """
 
 NICENESS = 10
-"""Scheduling priority of programs. A program that uses all processors must leave the supervisor
-enough CPU time to end it.
+"""Scheduling priority (niceness) of programs. The supervisor has a higher priority, so that it gets
+enough CPU time to end a program that uses all processors.
 """
 
 HOME = {"HOME": WORKSPACE}
-"""The home directory of programs. The variable is not set in zygotes, because libraries read
-settings from this directory, and programs can write to it."""
+"""The variable that sets the home directory of programs. It is not set in zygotes, because
+libraries read settings from this directory, and programs can write to it.
+"""
 
 ENVIRONMENT = {
     "LANG": "C.UTF-8",
@@ -90,13 +95,14 @@ class Image:
     site_paths: tuple[str, ...] = ()
     environment: dict[str, str] = field(default_factory=dict)
     late_paths: tuple[str, ...] = ()
-    """Import paths that only Python programs get. Callers choose the packages there, so none of
-    their code may run in the zygote, or in a child that runs the engine's own code.
+    """Import paths that only Python programs get. Callers choose the packages in these paths. So
+    none of their code may run in the zygote, or in a child that runs the engine's own code.
     """
 
 
 def read_image(path: str = IMAGE_PATH) -> Image:
-    """Read the description of this image. A missing file means an empty description.
+    """Read the description of this image from the file `path`. A missing file means an empty
+    description.
 
     Raises:
         ValueError, KeyError, TypeError: the file is invalid.
@@ -115,7 +121,9 @@ def read_image(path: str = IMAGE_PATH) -> Image:
 
 
 def limits_of(config: dict[str, Any]) -> list[tuple[int, int]]:
-    """Return the resource limits that are the same for all programs."""
+    """Return the resource limits that are the same for all programs, as pairs of the resource's
+    number and the value.
+    """
     return [
         (resource.RLIMIT_CORE, 0),
         (resource.RLIMIT_NOFILE, int(config["nofile"])),
@@ -124,8 +132,8 @@ def limits_of(config: dict[str, Any]) -> list[tuple[int, int]]:
 
 
 def preload(config: dict[str, Any], *, thin: bool) -> Callable[[], None]:
-    """Load modules for programs, including the image's modules unless the zygote is `thin`. Returns
-    the function that runs in each forked child.
+    """Load modules for programs. If `thin` is False, also load the modules that the image preloads.
+    Return the function that must run in each forked child.
     """
     image = read_image()
     os.environ.clear()
@@ -192,7 +200,8 @@ def refuse_writable_places() -> None:
 
 def _forget_the_guest() -> None:
     """Remove the guest's modules from `sys.modules`, so that programs do not find them. The guest
-    continues to use them."""
+    can still use the modules.
+    """
     for name in [name for name in sys.modules if name.split(".")[0] == "fumehood"]:
         del sys.modules[name]
 
@@ -229,8 +238,8 @@ def _open_streams() -> None:
 
 
 def _get_ready() -> None:
-    """Prepare this child as far as possible before a request arrives, while it still runs as root
-    and no program can reach it.
+    """Prepare this child as far as possible before its request arrives. At this time the child
+    still runs as root, and no program can reach it.
     """
     os.dup2(0, 2)  # the null device, as 0 and 1: output of the guest itself is dropped
     os.setsid()
@@ -243,8 +252,8 @@ def _get_ready() -> None:
 
 
 def _seal() -> None:
-    """Become the programs' user and give up all remaining rights. The limits and the filter are
-    already in force.
+    """Become the programs' user and give up all remaining rights. The limits and the system-call
+    filter are already in force.
     """
     # If memory runs out, a program ends before a child that waits, a zygote or the supervisor.
     kernel.volunteer_for_oom()
@@ -256,8 +265,8 @@ def _seal() -> None:
 
 
 def _serve(programs: dict[str, Program], memory_bytes: int, late_paths: tuple[str, ...]) -> None:
-    """Run the program that the request names, send the program's claim, and exit with its exit
-    code.
+    """Run the program that the request names, send its claim, and exit with its exit code.
+    `programs` are all programs by name.
     """
     own_pid, reply = os.getpid(), os.fstat(REPLY_FD)
     exit_code = REQUEST_FAILED
@@ -293,7 +302,7 @@ def _serve(programs: dict[str, Program], memory_bytes: int, late_paths: tuple[st
 
 def _serve_session(request: dict[str, Any], memory_bytes: int) -> None:
     """Run the calls of a session one after the other with the same variables, in this process or in
-    a copy of it (see `link`).
+    a copy of it (see `link`). `request` is the request of the first call.
 
     Raises the exceptions that `_serve` handles. After one of them, no further call of the session
     runs, neither in this process nor in a copy of it.
@@ -338,7 +347,9 @@ def _run_javascript(arguments: dict[str, Any], memory_bytes: int) -> tuple[int, 
 
 
 def _report(percent: float, message: str) -> None:
-    """Send a progress report in one write, so that reports of several threads do not mix."""
+    """Send a progress report in a single write, so that the reports of several threads do not
+    mix.
+    """
     try:
         shown = framing.whole_words(message, framing.MAX_REPORT_CHARACTERS)
         tell({"progress": {"percent": percent, "message": shown}})
@@ -351,11 +362,15 @@ PROBED_LIMITS = {
     "Max file size": resource.RLIMIT_FSIZE,
     "Max processes": resource.RLIMIT_NPROC,
 }
-"""The resource limits that the probe reports."""
+"""Name of a resource limit that the probe reports → its number. The probe is a program that attacks
+the wall.
+"""
 
 
 def run_probe(arguments: dict[str, Any]) -> tuple[int, dict[str, Any]]:
-    """Try every attack and report which attacks were refused. Then loop until killed."""
+    """Try every attack, and report which attacks were refused. Then loop until killed. `arguments`
+    are ignored.
+    """
     held = {name: _is_refused(attack) for name, attack in ATTACKS.items()}
     limits = {name: resource.getrlimit(which)[1] for name, which in PROBED_LIMITS.items()}
     tell({"probe": held, "limits": limits})

@@ -1,10 +1,10 @@
 """Cleaning: kill a run's processes and restore the container, or report why this failed.
 
-Guest side, used by the supervisor. A session's files, and the stopped processes that hold its
-variables, are kept. After a run outside a session, a housekeeper sends the files to the host and
-removes them. The housekeeper is a short-lived process of the programs' user, forked when no process
-of the program is left. It writes its frames to the channel itself; the supervisor waits for it for
-a limited time.
+Guest side, used by the supervisor. The cleaning keeps a session's files and the stopped processes
+that hold its variables. After a run outside a session, a housekeeper sends the files to the host
+and removes them. The housekeeper is a short-lived process of the programs' user, which is forked
+when no process of the program is left. It writes its frames to the channel itself. The supervisor
+waits for it for a limited time.
 """
 
 from __future__ import annotations
@@ -31,23 +31,25 @@ from fumehood.guest.core.pipes import held, write_all
 from fumehood.protocol import framing
 
 CALM_CPU_S = 0.03
-"""CPU time in seconds that the cleaning spends on killing before it stops all registered processes.
-It stops them because they may start and end other processes all the time."""
+"""CPU time in seconds that the cleaning uses for killing before it stops all registered processes.
+It must stop them if they start and end other processes all the time.
+"""
 TELL_S = 0.002
-"""Seconds within which a zygote reports a process that it has reaped."""
+"""Seconds within which a zygote reports that it has reaped a process."""
 
 HOUSEKEEPER_CPU_S = 20.0
 """Maximum CPU time of a housekeeper in seconds."""
 HOUSEKEEPER_LOOKS = 20
-"""Maximum number of checks, a second apart, at which a housekeeper may be found asleep without
-having used CPU time since the last check."""
+"""Maximum number of checks at which a housekeeper may be found asleep, without having used CPU time
+since the last check. There is a second between two checks.
+"""
 LEFT_OUT_BYTES = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Housekeeper:
-    """A housekeeper's outcome: the number of files that were left out (at least), and the reason
-    why the housekeeper failed, or None if it succeeded.
+    """What a housekeeper achieved: the number of files that it has left out (at least), and the
+    reason why it failed, or None if it succeeded.
     """
 
     left_out: int = 0
@@ -58,7 +60,7 @@ NOTHING_DONE = Housekeeper()
 
 
 class Cleaner:
-    """Kills the processes of a program, and checks that nothing of it is left."""
+    """Kills the processes of a program, and checks that nothing of the program is left."""
 
     def __init__(
         self,
@@ -81,17 +83,19 @@ class Cleaner:
         self._trees = trees
         self._is_counted = counters.read("processes") is not None
         self._reaped: set[int] = set()
-        """Processes that zygotes have reaped since the last check."""
+        """Ids of the processes that zygotes have reaped since the last check."""
 
     def on_reaped(self, pid: int) -> None:
         """Record that a zygote has reaped this process."""
         self._reaped.add(pid)
 
     def is_alone(self) -> bool:
-        """Return whether the kernel counts exactly the processes that should exist now: the guest's
-        processes, a session's waiting processes, and registered processes.
+        """Return whether the kernel counts exactly the processes that should exist now. These are
+        the guest's processes, a session's waiting processes, and registered processes. False if the
+        kernel does not count processes.
 
-        In a session, there may also be a relay of the next host that was not accepted yet.
+        In a session, there may also be a relay (see `takeover`) of the next host that was not
+        accepted yet.
         """
         if not self._is_counted:
             return False
@@ -111,19 +115,19 @@ class Cleaner:
         return False
 
     def _count(self, *, looks: bool) -> tuple[bool, bool]:
-        """Return two values: whether the kernel's count of processes is as expected, and whether
-        the number of threads of registered processes has certainly not changed since the last
-        count.
+        """Count the processes, and return two values: whether the kernel's count is as expected;
+        and whether the number of threads of registered processes has certainly not changed since
+        the last count. `looks` has the same meaning as in `_fits`.
         """
         counted = self._counters.read("processes")
         threads, is_certain = self._trees.count()
         return self._fits(counted, threads, looks=looks), is_certain
 
     def _fits(self, counted: int | None, registered: int, *, looks: bool = True) -> bool:
-        """Return whether the kernel's count `counted` equals the number of the guest's processes
-        and of a session's waiting processes, plus `registered` threads of registered processes.
-        With `looks`, also search for other processes that may exist: new relays, and dead children
-        that were not reaped.
+        """Return whether `counted`, the kernel's count, equals the expected count. This is the
+        number of the guest's processes and of a session's waiting processes, plus `registered`
+        threads of registered processes. If `looks` is True, also search for other processes that
+        may exist: new relays, and dead children that were not reaped.
         """
         relays, spared = self._relays(), self._chain.pids
         if counted is None or not self._pools.is_settled:
@@ -143,9 +147,9 @@ class Cleaner:
         )
 
     def end_the_rest(self) -> bool:
-        """Kill the program's processes until none is left. If the program's processes cannot be
-        told apart from registered processes, kill both. Returns False if a process could not be
-        killed.
+        """Kill the program's processes until none is left. If they cannot be told apart from
+        registered processes, kill registered processes as well. Return False if a process could not
+        be killed.
         """
         self._reaped.clear()
         if not self._registered.pids:
@@ -157,7 +161,7 @@ class Cleaner:
         return self._kill_the_rest()
 
     def _kill_beside(self) -> bool:
-        """Kill the program's processes, but not registered ones. Returns False if the two kinds
+        """Kill the program's processes, but not registered ones. Return False if the two kinds
         cannot be told apart in time.
         """
         if not (self._is_counted and self._registered.get_orphans):
@@ -168,15 +172,16 @@ class Cleaner:
             return self._kill_the_rest(before_look=freeze)
 
     def _kill_uncounted(self) -> bool:
-        """Kill the program's processes, but not registered ones, on gVisor, which does not count
-        processes, and sends SIGHUP to process groups that were stopped. Returns False if this takes
-        too long.
+        """Kill the program's processes, but not registered ones, on gVisor. Return False if this
+        takes too long. gVisor does not count processes, and sends SIGHUP to process groups that
+        were stopped.
 
         A process that vanishes while the processes are listed may be a registered process that its
-        parent has reaped. A process of the program can vanish undetected only if a zygote reaps it,
-        or the kernel reaps it for the waiting process of a trial: orphans belong to the supervisor,
-        which reaps none meanwhile, and any other parent is itself listed. A zygote reports a reaped
-        process a moment later, so two successive lists must be clean.
+        parent has reaped. A process of the program can vanish undetected only if it was reaped by a
+        zygote, or by the kernel for the waiting process of a trial. All other parents are excluded:
+        orphans belong to the supervisor, which reaps none meanwhile, and any other parent is itself
+        listed. A zygote reports a reaped process a moment later, so two successive lists must be
+        clean.
         """
         patience = Patience(KILL_CPU_S)
         was_clean = False
@@ -227,8 +232,8 @@ class Cleaner:
         return bool(self._registered.pids) and self._kill_beside()
 
     def keep_house(self, run: Run, *, is_over: bool) -> Housekeeper:
-        """Send the files of a run to the host and empty the mounts, as far as the run requires it.
-        `is_over` is True if all processes of the run are gone.
+        """Send the files of a run to the host and empty the mounts, as far as the run requires
+        this. `is_over` is True if all processes of the run are gone. If it is False, do neither.
         """
         if not is_over:
             left_out = int(not self._mounts.are_clean())  # at least
@@ -245,7 +250,7 @@ class Cleaner:
         return keep_house(run.id, self._mounts, since_ns=run.since_ns)
 
     def why_not_clean(self, run: Run, housekeeper: Housekeeper) -> str | None:
-        """Return the reason why the container is not clean, or None if it is clean."""
+        """Return the reason why the container is not clean after a run, or None if it is clean."""
         if housekeeper.fault is not None:
             return housekeeper.fault
         if not self.is_left_alone():
@@ -259,17 +264,18 @@ class Cleaner:
         return None
 
     def _is_one_unseen(self) -> bool:
-        """Return whether, by the kernel's count, the list of processes was incomplete. Listing
-        takes time, so processes can start or end while the list is made.
+        """Return whether the list of processes was incomplete, according to the kernel's count.
+        Listing takes time, so processes can start or end meanwhile.
         """
         return self._is_counted and self._pools.is_settled and not self.is_alone()
 
 
 def keep_house(run_id: int, mounts: Mounts, *, since_ns: int | None = None) -> Housekeeper:
-    """Make a housekeeper send the files to the host and empty the mounts. If the mounts are empty,
-    do nothing.
+    """Start a housekeeper, which sends the files to the host and empties the mounts, and return
+    what it achieved. If the mounts are empty, do nothing.
 
-    With `since_ns`, only files changed since then are sent, and all files stay in place.
+    If `since_ns` is given, only files changed since that time are sent, and all files stay in
+    place.
     """
     if since_ns is None and mounts.are_clean():
         return NOTHING_DONE
@@ -305,8 +311,8 @@ def _hand_over(run_id: int, mounts: Mounts, report_fd: int, since_ns: int | None
 
 
 def _await_housekeeper(pid: int, readable: int) -> Housekeeper:
-    """Wait until a housekeeper reports or ends, and return its outcome. A housekeeper that takes
-    too long is killed.
+    """Wait until the housekeeper `pid` reports or ends, and return what it achieved. `readable` is
+    the descriptor on which it reports. If it takes too long, it is killed.
     """
     idle_looks, used_ns = 0, 0
     while not select.select([readable], [], [], 1.0)[0]:

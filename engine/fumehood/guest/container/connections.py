@@ -1,8 +1,8 @@
-"""Connections over a stream: sockets in the container whose bytes the host reads and writes.
+"""Connections over a stream: the host reads and writes the bytes of sockets in the container.
 
 Guest side, used by the ends of streams and by the front of an operator's program. Invariant: at
-most `WINDOW_BYTES` of one connection are in transit in each direction, so no program fills this
-process or the channel.
+most `WINDOW_BYTES` of one connection are in transit in each direction, so no program can fill the
+memory of this process or the channel.
 """
 
 from __future__ import annotations
@@ -32,20 +32,24 @@ class _Connection:
     number: int
     socket: socket.socket
     unsent: bytearray
-    """Bytes from the host that the program has not read yet."""
+    """Bytes from the host that were not yet written to the program's socket."""
     unread: int = 0
-    """Number of bytes sent to the host that the host has not consumed yet."""
+    """Number of bytes that were sent to the host and that the host has not consumed yet."""
     is_finished: bool = False
-    """Whether the program has closed its sending side."""
+    """Whether the program has announced that it sends no more bytes."""
     is_ending: bool = False
-    """Whether the program must receive the end of the stream once `unsent` is empty."""
+    """Whether the program must be told that the host sends no more bytes, once `unsent` is
+    empty.
+    """
     is_closing: bool = False
-    """Whether the connection is to be closed once `unsent` is empty."""
+    """Whether the connection must be closed once `unsent` is empty."""
     events: int = 0
 
 
 class Connections:
-    """The connections of one stream. Bytes are relayed only while `run_id` is set."""
+    """The connections of one stream. Bytes are relayed only while `run_id` is set to the id of a
+    run.
+    """
 
     def __init__(self, kind: str, host: Host, selector: selectors.BaseSelector) -> None:
         self._kind = kind
@@ -65,14 +69,14 @@ class Connections:
             self._drop(connection)
 
     def on_frame(self, frame: StreamFrame) -> None:
-        """Process a frame from the host. A frame is dropped if it belongs to another run or to a
-        closed connection.
+        """Process a frame from the host. Drop the frame if it belongs to another run or to a closed
+        connection.
         """
         if frame.run_id == self.run_id:
             self.on_segment(Segment.parse(frame.body))
 
     def on_segment(self, segment: Segment) -> None:
-        """Process a segment from the host."""
+        """Process a segment of a connection from the host."""
         connection = self._open.get(segment.number)
         if connection is None:
             return
@@ -90,15 +94,15 @@ class Connections:
             self._write(connection)
 
     def add(self, number: int, end: socket.socket) -> None:
-        """Relay the bytes of a socket, as the connection with the number `number`."""
+        """Relay the bytes of the socket `end`, as the connection with this number."""
         end.setblocking(False)
         connection = self._open[number] = _Connection(number, end, bytearray())
         self.tell(Segment(OPENED, number))
         self._watch(connection)
 
     def _on_event(self, connection: _Connection) -> None:
-        """Read and write as much as possible without blocking, because the socket is readable or
-        writable.
+        """Read and write as much as possible without blocking, because the connection's socket is
+        readable or writable.
         """
         if connection.number in self._open and not connection.is_finished:
             self._read(connection)
@@ -162,7 +166,7 @@ class Connections:
         connection.events = events
 
     def tell(self, segment: Segment) -> None:
-        """Send a segment to the host, if `run_id` is set."""
+        """Send a segment of a connection to the host, if `run_id` is set."""
         if self.run_id is not None:
             self._host.send_frame(StreamFrame(self._kind, self.run_id, segment.encode()))
 

@@ -1,9 +1,11 @@
-"""Files of a session's workspace: list, read, write, delete, unpack, for the session's owner.
+"""Operations on the files of a session's workspace for the session's owner: list, read, write,
+delete, unpack.
 
-Guest side, a program in a separate child. It runs as the same unprivileged user as the session's
-programs, but none of their code runs in it. Every path is walked by descriptors, one name at a
-time, without following links; only plain files are read and written. A refusal is an answer, not a
-failure, because the session's programs may have left anything in the workspace.
+Guest side. This is a program that runs in a separate child. It runs as the same unprivileged user
+as the session's programs, but none of their code runs in it. Every path is walked by descriptors,
+one name at a time, without following links. Only plain files are read and written. If an operation
+is refused, this is a normal answer and not a failure, because the session's programs may have left
+anything in the workspace.
 """
 
 from __future__ import annotations
@@ -46,7 +48,7 @@ if TYPE_CHECKING:
     import tarfile
 
 PLAIN_TYPES = (b"0", b"\0", b"5")
-"""The types of an archive's plain files and directories."""
+"""The types that plain files and directories have in a tar archive."""
 
 BLOCK_BYTES = 512
 CHUNK_BYTES = 1 << 20
@@ -55,13 +57,14 @@ OTHERS_BYTES = 32 * 1024
 """Maximum size of the paths of links and special files in one answer, in bytes."""
 
 RECENT_NS = 20_000_000
-"""Nanoseconds within which a file can change twice without changing its change time. The kernel's
-clock for files ticks every 4 to 10 ms."""
+"""Nanoseconds within which a file can change twice while its change time stays the same. The
+kernel's clock for files ticks every 4 to 10 ms.
+"""
 
 TIMED = frozenset({"ext4", "9p"})
 """File systems that update a file's change time whenever a program begins to write through a memory
-map: the file systems of disks, without gVisor (ext4) and with gVisor (9p). tmpfs does not update
-the change time if the program has read the page before.
+map. They are the file systems of disks: ext4 without gVisor, and 9p with gVisor. tmpfs is not one
+of them: it does not update the change time if the program has read the page before.
 """
 
 PROC = "/proc"
@@ -74,7 +77,9 @@ Result = dict[str, Any]
 
 
 def run(arguments: dict[str, Any]) -> tuple[int, dict[str, Any]]:
-    """Carry out the operation `do`. Returns the exit code and the claim."""
+    """Carry out the operation `arguments["do"]` with the other arguments. Return the exit code,
+    which is always 0, and the claim, which has the result or the refusal.
+    """
     try:
         result = _VERBS[arguments["do"]](arguments)
     except Refused as refusal:
@@ -104,8 +109,9 @@ def _list(arguments: Result) -> Result:
 
 
 def _found(path: str, recursive: bool) -> list[Result]:
-    """Return the entries in a directory, sorted by path, with `recursive` at all depths. For the
-    path of a file, return the file itself."""
+    """Return the entries in the directory `path`, sorted by path. If `recursive` is True, include
+    the entries of its subdirectories at all depths. If `path` is a file, return only this file.
+    """
     if path:
         with parent_of(path) as (directory, name):
             status = status_of(name, directory, path)
@@ -118,15 +124,18 @@ def _found(path: str, recursive: bool) -> list[Result]:
 
 
 def _scan(arguments: Result) -> Result:
-    """List all plain files and directories in at most `room` bytes. Each row has a path, a size (-1
-    for a directory), whether the file can be executed, and a version.
+    """List all plain files and directories after the path `after`, in at most `room` bytes. Each
+    row has a path, a size (-1 for a directory), whether the file can be executed, and a version.
+    The result says whether there are more than `most` files and directories (`too_many`), and
+    whether more rows follow (`has_more`).
 
-    The version changes whenever the file changes. The version is the SHA-256 of the content or, on
-    a disk, where reading all files takes long, the inode and the change time. The version is empty
-    if the file could change again while its inode and change time stay the same. `others` are
-    links, special files, paths that the host cannot name, and directories that cannot be read. With
-    `links`, links are also rows, of size -2 with their target as the version. Directories named in
-    `skip` are left out, with all that is in them.
+    The version changes whenever the file changes. It is the SHA-256 of the content. On a disk,
+    where reading all files takes long, it is the inode and the change time instead. It is empty if
+    the file could change again while its inode and change time stay the same.
+
+    The result's `others` are links, special files, paths that the host cannot name, and directories
+    that cannot be read. If `links` is True, links are rows as well, of size -2 and with their
+    target as the version. Directories with a name in `skip` are left out, with all that is in them.
     """
     after, most, room = arguments["after"], int(arguments["most"]), int(arguments["room"])
     result: Result = {"rows": [], "has_more": False, "too_many": False, "others": []}
@@ -168,7 +177,7 @@ def _scan(arguments: Result) -> Result:
 
 
 def _target(path: str) -> str | None:
-    """Return the target of a link, or None if the host cannot name it."""
+    """Return the target of the link `path`, or None if the host cannot name the target."""
     with parent_of(path) as (directory, name):
         target = os.readlink(name, dir_fd=directory)
     return target if is_nameable(target) else None
@@ -176,8 +185,8 @@ def _target(path: str) -> str | None:
 
 @contextmanager
 def _versions() -> Iterator[Callable[[str, os.stat_result], str]]:
-    """Yield a function that returns the version of a file from its path and status, or "" if the
-    file has no version. The function is fastest if it gets files in the order of their directories.
+    """Yield a function that returns the version of a file, given its path and status, or "" if the
+    file has no version (see `_scan`). The function is fastest if the files are sorted by directory.
     """
     if _is_timed():
         mapped = _mapped()
@@ -216,8 +225,8 @@ def _is_timed() -> bool:
 
 
 def _mapped() -> set[int] | None:
-    """Return the inodes of files that a process has mapped into shared memory, because the process
-    can write to them again without changing their times. Return None if a process hides its maps.
+    """Return the inodes of files that a process has mapped into shared memory. The process can
+    write to such files again without changing their times. Return None if a process hides its maps.
     The current access rights of a map are ignored, because a process can change them unnoticed.
     """
     found = set()
@@ -233,8 +242,9 @@ def _mapped() -> set[int] | None:
 
 
 def _maps_of(process: str) -> str:
-    """Return the memory maps of a process, or "" if it has ended or hides them. All threads share
-    the maps, but a thread that has ended shows none, and the first thread may end before others.
+    """Return the memory maps of the process with this id, or "" if it has ended or hides them. All
+    threads share the maps, but a thread that has ended shows none, and the first thread may end
+    before the others.
     """
     with suppress(OSError):
         for thread in os.listdir(f"{PROC}/{process}/task"):
@@ -248,7 +258,9 @@ def _maps_of(process: str) -> str:
 
 
 def _is_ours(process: str) -> bool:
-    """Whether a process runs as the user of the session's programs and has not ended."""
+    """Whether the process with this id runs as the user of the session's programs and has not
+    ended.
+    """
     shown = process_status(process)
     has_ended = (field(shown, b"State") or b"X")[:1] in b"ZX" and field(shown, b"Threads") == b"1"
     users = (field(shown, b"Uid") or b"").split()
@@ -256,9 +268,10 @@ def _is_ours(process: str) -> bool:
 
 
 def _fill(arguments: Result) -> Result:
-    """Create directories, and write parts of files, each given as path, offset, whether the file
-    can be executed, and content. Files are written in place, so this is only for a workspace in
-    which no program has run.
+    """Create the directories `directories`, and write the parts of files `parts`. Each part has a
+    path, an offset, whether the file can be executed, and content in base64. Return the number of
+    bytes written. Files are written in place, so use this only for a workspace in which no program
+    has run.
     """
     for path in arguments["directories"]:
         with directory_at(path, make=True):
@@ -276,10 +289,11 @@ def _fill(arguments: Result) -> Result:
 
 
 def _take(arguments: Result) -> Result:
-    """Create the files, directories and links that the host sends after the request. Each has a row
-    of path, size (-1 for a directory, -2 for a link), whether it can be executed, modification time
-    in microseconds, and a link's target. A file's content follows its row. The last row is null.
-    Use this only for a workspace in which no program has run.
+    """Create the files, directories and links that the host sends after the request, and return
+    their number and size. The host sends a row for each: path, size (-1 for a directory, -2 for a
+    link), whether it can be executed, modification time in microseconds, and the target of a link.
+    The content of a file follows its row. After the last entry, the host sends null. Use this only
+    for a workspace in which no program has run.
     """
     count = size = 0
     with _LastDirectory(make=True) as parents:
@@ -304,15 +318,17 @@ def _take(arguments: Result) -> Result:
 
 
 def _open_piece(name: str, directory: int, path: str, offset: int) -> int:
-    """Open a file to append its next piece. Create it if `offset` is 0."""
+    """Open a file in the open directory `directory` to append its next piece, and return the
+    descriptor. If `offset` is 0, create the file. `path` is the whole path, for messages.
+    """
     if offset == 0:
         return os.open(name, NEW_FLAGS, 0o644, dir_fd=directory)
     return open_plain(name, directory, path, os.O_WRONLY | os.O_APPEND)
 
 
 class _LastDirectory:
-    """Opens directories, and keeps the last one open, because files arrive in the order of their
-    directories. With `make`, missing directories are created.
+    """Opens directories with `at`, and keeps the last one open, because successive files are often
+    in the same directory. If `make` is True, missing directories are created.
     """
 
     def __init__(self, *, make: bool) -> None:
@@ -336,7 +352,9 @@ class _LastDirectory:
 
 
 def _digest(arguments: Result) -> Result:
-    """Return the SHA-256 of each file, in order, or None for a file that cannot be read."""
+    """Return the SHA-256 of each of the files `paths`, in this order. It is None for a file that
+    cannot be read.
+    """
     digests: list[str | None] = []
     for path in arguments["paths"]:
         try:
@@ -348,7 +366,7 @@ def _digest(arguments: Result) -> Result:
 
 
 def _digest_of(descriptor: int) -> str:
-    """Return the SHA-256 of an open file, and close it."""
+    """Close the file with this descriptor, and return the SHA-256 of its content."""
     digest = hashlib.sha256()
     with held(descriptor):
         while chunk := os.read(descriptor, CHUNK_BYTES):
@@ -363,9 +381,11 @@ def _below(
     unseen: list[str] | None = None,
     skip: frozenset[str] = frozenset(),
 ) -> Iterator[tuple[str, os.stat_result]]:
-    """Yield path and status of the entries below an open directory. `depth` is the number of levels
-    of subdirectories to enter. Paths that are left out are added to `unseen`, except directories
-    named in `skip`."""
+    """Yield path and status of the entries below an open directory. `prefix` is the directory's
+    path with a slash at the end, or "" for the workspace. `depth` is the number of levels of
+    subdirectories to enter. Paths that are left out are added to `unseen`, except directories with
+    a name in `skip`, which are left out silently.
+    """
     unseen = [] if unseen is None else unseen
     for name in os.listdir(directory):
         if name.startswith(UPLOAD_PREFIX) or not is_nameable(prefix + name):
@@ -424,7 +444,9 @@ def _read(arguments: Result) -> Result:
 
 
 def _read_closed(arguments: Result) -> Result:
-    """Read a file, even if its owner, which is this user, has removed its own permission."""
+    """Read a file as `_read` does, even if the file's owner, which is this user, has removed its
+    own permission to read.
+    """
     path = arguments["path"]
     with parent_of(path) as (directory, name):
         mode = stat.S_IMODE(status_of(name, directory, path).st_mode)
@@ -440,8 +462,8 @@ def _read_closed(arguments: Result) -> Result:
 
 
 def _read_many(arguments: Result) -> Result:
-    """Read whole files, in order, as long as they fit into `length` bytes. The result has None for
-    a file that cannot be read.
+    """Read the files `paths` as a whole, in this order, as long as they fit into `length` bytes.
+    The result has None for a file that cannot be read.
     """
     room = int(arguments["length"])
     pieces: list[Result | None] = []
@@ -459,8 +481,8 @@ def _read_many(arguments: Result) -> Result:
 
 
 def _write(arguments: Result) -> Result:
-    """Write a file. With `expected`, write it only if everything that the write affects is still as
-    in the preview.
+    """Write a file. If the request has `expected`, the hash of an earlier preview, write only if
+    everything that the write affects is still as in that preview.
     """
     path, mode = arguments["path"], arguments["mode"]
     if "expected" in arguments:
@@ -494,7 +516,9 @@ def _append(directory: int, name: str, path: str, content: bytes) -> Result:
 
 
 def _put(arguments: Result) -> Result:
-    """Append to an upload, which is a hidden file in the top directory until it is complete."""
+    """Append `content_base64` to an upload at `offset`. An upload is a hidden file in the top
+    directory until it is complete.
+    """
     name, offset = _upload(arguments), int(arguments["offset"])
     content = base64.b64decode(arguments["content_base64"])
     with directory_at("") as top, held(_open_piece(name, top, "upload", offset)) as descriptor:
@@ -520,7 +544,9 @@ def _finish(arguments: Result) -> Result:
 
 
 def _unpack(arguments: Result) -> Result:
-    """Check all members of an upload, which is a tar archive, and unpack it into a directory."""
+    """Check all members of a complete upload, which is a tar archive, and unpack it into the
+    directory `path`. The upload is removed in any case.
+    """
     import tarfile  # it would take memory in every container
 
     name, path = _upload(arguments), str(arguments["path"])
@@ -549,8 +575,8 @@ def _unpack(arguments: Result) -> Result:
 
 
 def _members(archive: tarfile.TarFile) -> list[tuple[tarfile.TarInfo, str]]:
-    """Return an archive's members with their paths. Raises Refused if a member is not a plain file
-    or directory below the archive's root.
+    """Return the members of an archive with their paths. Raises Refused if a member is neither a
+    plain file nor a directory, or is not below the archive's root.
     """
     members: list[tuple[tarfile.TarInfo, str]] = []
     for member in archive:
@@ -600,8 +626,9 @@ def _drop(arguments: Result) -> Result:
 
 
 def _sweep(arguments: Result) -> Result:
-    """Remove the unfinished files of interrupted writes and, with `uploads`, of interrupted
-    uploads. The caller must ensure that no write, or with `uploads` no upload, is in progress.
+    """Remove the unfinished files of interrupted writes. If `uploads` is True, also remove those of
+    interrupted uploads. The caller must ensure that no write is in progress and, if `uploads` is
+    True, no upload.
     """
     with directory_at("") as top:
         return {"removed": _sweep_below(top, bool(arguments["uploads"]), MAX_DIRECTORY_DEPTH)}
@@ -636,9 +663,9 @@ def _survey(arguments: Result) -> Result:
 
 
 def _delete(arguments: Result) -> Result:
-    """Delete paths. `expected` is the result of an earlier preview. If it is given, nothing is
-    deleted if anything that the deletion affects has changed since the preview. Paths that the
-    preview refused are skipped.
+    """Delete `paths`. If the request has `expected`, the hash of an earlier preview, delete nothing
+    if anything that the deletion affects has changed since that preview. Paths that the preview
+    refused are not deleted.
     """
     refused = hold_to(arguments) if "expected" in arguments else {}
     deleted: list[str] = []
@@ -662,7 +689,10 @@ def _delete(arguments: Result) -> Result:
 
 
 def _remove(name: str, directory: int, path: str, recursive: bool) -> None:
-    """Remove one path. If it is a link, remove the link and never its target."""
+    """Remove the entry `name` of the open directory `directory`. If it is a link, remove the link
+    and never its target. If it is a directory, it must be empty, unless `recursive` is True. `path`
+    is the whole path, for messages.
+    """
     status = status_of(name, directory, path)
     if not stat.S_ISDIR(status.st_mode):
         os.unlink(name, dir_fd=directory)

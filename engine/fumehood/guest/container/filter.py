@@ -1,18 +1,22 @@
-"""The system-call filter of a container's programs: an allow-list for whole programs.
+"""The system-call filter of a container's programs. It is an allow-list for whole programs.
 
-Guest side. Zygotes install the filter for all their children, and a keeper's child installs it
-before it becomes a registered program. This is done on every runtime, because old `runsc` ignores
-the container's own profile. Invariant: the filter allows nothing that Docker's default profile
-refuses to a container without capabilities. It also refuses System V IPC, POSIX message queues,
-keyrings, `io_uring`, `userfaultfd`, `perf_event_open`, `ptrace` and other access to processes,
-namespaces, `inotify` (its instances are counted over all containers together), and all sockets but
-Unix and IP. Of the set-id calls, the filter allows the three with which a child becomes the
-programs' user; after that the child has no capabilities, so the kernel refuses any other use of
-these calls. The filter also refuses the ways in which a program could make the kernel send SIGCONT
-to the program's own process, because that process may be stopped to keep the session's variables.
+Guest side. Zygotes install the filter for all their children. A keeper's child installs it before
+it becomes a registered program. The filter is installed on every runtime, because old `runsc`
+ignores the container's own profile.
+
+Invariant: the filter allows nothing that Docker's default profile refuses to a container without
+capabilities. It also refuses System V IPC, POSIX message queues, keyrings, `io_uring`,
+`userfaultfd`, `perf_event_open`, `ptrace` and other access to processes, namespaces, `inotify`
+(because its instances are counted over all containers together), and all sockets except Unix and IP
+sockets. Of the system calls that change user or groups, the filter allows the three with which a
+child becomes the programs' user. After that, the child has no capabilities, so the kernel refuses
+any other use of these calls. The filter also refuses the ways in which a program could make the
+kernel send SIGCONT to the program's own process, because that process may be stopped to keep the
+session's variables.
 
 A refused call fails with EPERM and the program continues, because whole programs try many calls
-that they can do without. A call newer than this list fails with ENOSYS, which libraries handle.
+that they can do without. A call that is newer than this list fails with ENOSYS, which libraries
+handle.
 """
 
 from __future__ import annotations
@@ -67,16 +71,18 @@ _NAMESPACES = 0x7E020000
 """All CLONE_NEW… flags of <linux/sched.h> that `clone` accepts (CLONE_NEWTIME needs `clone3`)."""
 
 _SAME_PERSONALITIES = (0x0, 0xFFFFFFFF)
-"""Arguments of `personality`: plain Linux, and a query of the current value."""
+"""Allowed arguments of `personality`: plain Linux, and the query of the current value."""
 
 _MOVE_EXTENTS = 0xC028660F
-"""EXT4_IOC_MOVE_EXT of fs/ext4/ext4.h. This command exchanges blocks of two files, and thus their
-contents, without changing the files' times. On a disk, `files` detects changed files by their
-times."""
+"""EXT4_IOC_MOVE_EXT of fs/ext4/ext4.h. This command exchanges blocks, and thus contents, between
+two files without changing their times. It is refused, because `files` detects changed files on a
+disk by their times.
+"""
 
 _ADDRESS_FAMILIES = (1, 2, 10)
-"""Unix, IPv4 and IPv6. AF_VSOCK leads out of virtual machines; AF_ALG, AF_PACKET and AF_NETLINK
-reach parts of the kernel that no program needs here.
+"""Allowed families of sockets: Unix, IPv4 and IPv6. Of the others, AF_VSOCK leads out of virtual
+machines, and AF_ALG, AF_PACKET and AF_NETLINK reach parts of the Linux kernel that no program needs
+here.
 """
 
 
@@ -98,14 +104,17 @@ DECIDED: Mapping[str, Sequence[seccomp.Instruction]] = MappingProxyType(
         "timer_create": [seccomp.refuse(ENOSYS)],  # its signal is also in memory
     }
 )
-"""System calls that are allowed only with some arguments."""
+"""System calls that are allowed only with some arguments, and the instructions that decide about
+them.
+"""
 
 
 def build_container_filter(machine: str | None = None) -> bytes:
-    """Return the filter as bytes for `seccomp.install`.
+    """Return the filter for a machine, as bytes for `seccomp.install`. If `machine` is None, it is
+    this machine.
 
     Raises:
-        OSError: this machine's architecture is not supported.
+        OSError: the machine's architecture is not supported.
     """
     rules = {**DECIDED, **{name: [seccomp.allow()] for name in ALLOWED}}
     newer = seccomp.refuse_greater(HIGHEST_KNOWN, ENOSYS)

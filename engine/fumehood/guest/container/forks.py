@@ -1,7 +1,7 @@
 """Fork hooks of modules: they run if a program forks, but not if a zygote forks.
 
-Guest side. `threading`, `random` and other modules register functions that run in every forked
-child. A zygote has only one thread, so these functions have nothing to repair in its children, and
+Guest side. `threading`, `random` and other modules register functions, the hooks, that run in every
+forked child. A zygote has only one thread, so the hooks have nothing to repair in its children, and
 would take a tenth of a child's start time. Each child calls `resume` before its program runs. From
 then on, the hooks run at each fork.
 """
@@ -15,26 +15,27 @@ from typing import Any
 
 
 class ForkHooks:
-    """Wraps `os.register_at_fork`, so that hooks which are registered later can be disabled."""
+    """Wraps `os.register_at_fork`, so that hooks that are registered later can be disabled."""
 
     def __init__(self) -> None:
         self._are_held = True
         self._register: Callable[..., None] = os.register_at_fork
 
     def hold(self) -> None:
-        """Disable all hooks that are registered from now on, until `resume`. Call this before other
-        imports."""
+        """Disable all hooks that are registered from now on, until `resume` is called. Call this
+        before other modules are imported.
+        """
         os.register_at_fork = self._held  # type: ignore[assignment]
 
     def resume(self) -> None:
-        """Enable all hooks, including those that are registered later."""
+        """Enable all hooks, those already registered and those registered later."""
         os.register_at_fork = self._register
         self._are_held = False
 
     @contextmanager
     def skipped(self) -> Iterator[None]:
-        """Disable the held hooks until the block is left. Use this only in a process with one
-        thread that forks a copy of itself as its replacement.
+        """Disable the hooks registered after `hold` until the block is left. Use this only in a
+        process with one thread, which forks a copy of itself as its replacement.
         """
         self._are_held = True
         try:

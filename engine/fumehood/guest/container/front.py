@@ -1,9 +1,10 @@
-"""The front of an operator's program with network: the first process of its container.
+"""The front of an operator's program with network. The front is the first process of the program's
+container.
 
-Guest side. The front relays between the program and the host, in place of a supervisor. One stream
-carries the program's standard input and output. Another stream on the same channel carries the
-program's connections to the gateway. The front runs as the program's user, and has no right that
-the program lacks.
+Guest side. Instead of a supervisor, the front relays data between the program and the host. One
+stream carries the program's standard input and output. Another stream on the same channel carries
+the program's connections to the gateway. The front runs as the program's user, and has no right
+that the program lacks.
 """
 
 from __future__ import annotations
@@ -25,14 +26,15 @@ from fumehood.protocol import framing
 from fumehood.protocol.streams import FRONT_RUN, StreamFrame
 
 LAST_WORDS_S = 1.0
-"""Maximum number of seconds after the program's end in which its last output is relayed."""
+"""Maximum seconds for which the front relays the program's last output after the program's end."""
 
 STREAMS = 1
-"""The number of the only connection in the stream `stdio`. It carries the program's standard input
-and output."""
+"""The number of the only connection in the stream `stdio`, which carries the program's standard
+input and output.
+"""
 
 NOT_STARTED = 127
-"""Exit code if the program cannot be started, the same as in shells."""
+"""Exit code if the program cannot be started. Shells use the same code."""
 
 
 def front(config: dict[str, Any]) -> NoReturn:
@@ -77,8 +79,8 @@ def front(config: dict[str, Any]) -> NoReturn:
 
 
 def _first_frame() -> dict[str, Any]:
-    """Return the host's first message. The host sends no other message before the program's streams
-    are open.
+    """Read and return the host's first message. The host sends no other message before the
+    program's streams are open.
     """
     decoder = framing.Decoder(framing.MAX_REQUEST_BYTES)
     while chunk := os.read(0, CHUNK_BYTES):
@@ -88,7 +90,9 @@ def _first_frame() -> dict[str, Any]:
 
 
 def _serve(selector: selectors.BaseSelector, timeout_s: float | None) -> bool:
-    """Wait for events and handle them. Return False if no event occurred within `timeout_s`."""
+    """Wait for events and handle them. Return False if no event has occurred within `timeout_s`
+    seconds, otherwise True.
+    """
     events = selector.select(timeout_s)
     for key, _ in events:
         key.data()

@@ -1,9 +1,10 @@
 """The supervisor's channel to the host: receives requests, and sends frames about runs.
 
 Guest side, descriptors 0 and 1. A peer that sends invalid frames is not the host, and a peer that
-does not read counts as gone. In both cases the container ends, with all its processes. The
-exception is a session's container, which waits for another host if its host is gone. Everything
-that is reported about a run, except its claim, was measured or decided outside the program.
+does not read counts as gone. In both cases the container ends, with all its processes. There is one
+exception: if the host of a session's container is gone, the container waits for another host.
+Everything that is reported about a run, except the program's claim, was measured or decided outside
+the program.
 """
 
 from __future__ import annotations
@@ -32,20 +33,22 @@ from fumehood.protocol import framing
 from fumehood.protocol.streams import STREAM_START, StreamFrame
 
 PATIENCE_S = 30.0
-"""Seconds that the host may leave a frame unread. After that the host counts as gone, and the run
-in progress is rolled back. A host that takes over a container waits longer than this."""
+"""Maximum seconds for which the host may leave a frame unread. After that, the host counts as gone,
+and the run in progress is rolled back. A host that takes over a container waits longer than this.
+"""
 
 
 Request = Run | StreamFrame | dict[str, Any]
-"""A frame from the host. A dictionary contains `op`, and concerns a run, the session or its
-registered processes."""
+"""A frame from the host. If it is a dictionary, its `op` says what it requests, and it concerns a
+run, the session or the session's registered processes.
+"""
 
 
 class Host:
-    """Receives frames from the host and sends frames to it. A fault ends the container.
+    """Receives frames from the host and sends frames to it. A fault of the host ends the container.
 
-    The end of the channel also ends the container, except in a session: then `is_gone` is set, and
-    frames are dropped until `use` sets the next host's channel.
+    If the channel is closed, the container also ends, unless it belongs to a session. In a session,
+    `is_gone` is set, and frames are dropped until `use` sets the channel of the next host.
     """
 
     def __init__(self) -> None:
@@ -57,9 +60,9 @@ class Host:
         self._waiting = b""
 
     def use(self, readable: int, writable: int) -> int:
-        """Use these descriptors as the channel from now on, under the numbers 0 and 1. Returns the
-        descriptor of the former host's output. Once this descriptor is writable, it must be passed
-        to `dismiss`.
+        """Use `readable` and `writable` as the channel from now on, under the descriptor numbers 0
+        and 1. Return a descriptor for the former host's output. Once it is writable, it must be
+        passed to `dismiss`.
         """
         former = os.dup(1)
         for descriptor, own in ((readable, 0), (writable, 1)):
@@ -72,8 +75,8 @@ class Host:
         return former
 
     def read(self) -> list[Request]:
-        """Read the bytes that the host has sent, and return the requests that are complete. Does
-        not wait.
+        """Read the bytes that the host has sent, and return the requests that are complete. Do not
+        wait.
         """
         try:
             chunk = os.read(0, CHUNK_BYTES)
@@ -96,7 +99,9 @@ class Host:
         return requests
 
     def send(self, message: dict[str, Any], *, more: bool = False) -> None:
-        """Send one frame. With `more`, the frame may be held back and sent with the next frame."""
+        """Send one frame. If `more` is True, the frame may be held back and sent with the next
+        frame.
+        """
         self._waiting += framing.encode(message)
         if more and len(self._waiting) < CHUNK_BYTES:
             return
@@ -118,21 +123,22 @@ class Host:
             self._lose()
 
     def ready(self, enforces: dict[str, bool], faults: list[str], streams: list[str]) -> None:
-        """Report the container's limits, the reasons why it is unusable, if any, and the kinds of
-        its streams.
+        """Report that the container is ready. `enforces` says for each limit whether it holds,
+        `faults` are the reasons why the container is unusable, if any, and `streams` are the kinds
+        of streams that it supports.
         """
         self.send({"op": "ready", "enforces": enforces, "faults": faults, "streams": streams})
 
     def fail(self, why: str) -> NoReturn:
-        """Report the reason to the host, and end this container."""
+        """Report `why` to the host as the container's fault, and end this container."""
         self.ready({}, [why[:200]], [])
         end()
 
     @staticmethod
     def dismiss(former: int) -> None:
-        """Send a former host a frame that it does not expect. If the former host is still
-        connected, it then gives up. Closing the channel is not enough: a zygote still has the same
-        standard error open.
+        """Send to the descriptor `former`, which leads to a former host, a frame that this host
+        does not expect. If the former host is still connected, it then gives up. Closing the
+        channel is not enough, because a zygote still has the same standard error open.
         """
         with contextlib.suppress(OSError):
             os.write(former, framing.encode({"op": "ready", "enforces": {}, "faults": []}))
@@ -153,8 +159,9 @@ class Host:
                 requests.append(message)
 
     def _run(self, message: dict[str, Any]) -> Run:
-        """Return a run with its request as a frame for the child. Arguments that arrived in parts
-        are not parsed."""
+        """Return the run that `message` requests, with its request as a frame for the child. If the
+        arguments arrived in parts, they are not parsed.
+        """
         if message["program"] == "probe":
             raise ValueError("a probe is not a program for calls")
         if message["arguments"] is None:
@@ -192,13 +199,15 @@ class Reporter:
 
     def __init__(self, host: Host, meter: Meter, chain: Chain, zygote_pid: int) -> None:
         self.zygote_pid = zygote_pid
-        """Process id of the zygote whose descendant holds a session's variables."""
+        """Process id of the zygote from which the process with a session's variables descends."""
         self._host = host
         self._meter = meter
         self._chain = chain
 
     def output(self, run: Run, stream: Stream, *, last: bool = False) -> None:
-        """Send a stream's new text, unless the host that began the run is gone."""
+        """Send the new text of one of a run's output streams, unless the host that began the run is
+        gone. `last` says that no more text follows.
+        """
         if run.is_left:
             return
         for text in stream.take(last=last):
@@ -208,8 +217,8 @@ class Reporter:
             self._host.flush()
 
     def progress(self, run: Run, claim: Any) -> None:
-        """Forward a progress report of a run's program, unless the run has already sent
-        `MAX_REPORTS` reports.
+        """Forward the program's progress report `claim`, unless `MAX_REPORTS` reports of the run
+        were already forwarded.
         """
         report = pipes.read_report(claim)
         run.reports += 1
@@ -221,7 +230,9 @@ class Reporter:
             self._host.send({"op": "progress", "id": run.id, **report})
 
     def ended(self, run: Run, files_left_out: int, state: str | None) -> None:
-        """Send the ending of a run. Call this method only when no process of the run is alive."""
+        """Send the ending of a run. Call this method only when no process of the run is alive.
+        `state` is the state of the session's variables, or None.
+        """
         out_of_memory = self._meter.is_out_of_memory(run)
         exit_code, signal_number = self._status(run)
         cpu_ms = self._meter.cpu_ms(run)
@@ -268,8 +279,8 @@ class Reporter:
         return decode_status(run.status) if run.status is not None else (None, None)
 
     def _variables_bytes(self, state: str | None) -> int | None:
-        """Return the memory of the process with the variables, minus the memory of its zygote, or
-        None if there is no such process or the memory is unknown.
+        """Return the memory in bytes of the process with a session's variables, minus the memory of
+        its zygote. Return None if there is no such process or its memory is unknown.
         """
         first = self._chain.first
         if state is None or first is None:

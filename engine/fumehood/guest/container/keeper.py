@@ -1,14 +1,14 @@
 """A keeper: the parent of one registered process, which runs beside the calls of a session.
 
-Guest side, forked by the supervisor, one for each registered process. A keeper runs as root, so no
-program can touch it, and it is a subreaper: orphans of the registered process become the keeper's
-children. So the kernel always knows which processes belong to the registered process (see `trees`).
-The keeper reads the process's output into a ring, writes its input, and kills it on request. On
-gVisor only the container's first process can be a subreaper, so orphans of a registered process
-have no keeper there, and are killed after the next call.
+Guest side, forked by the supervisor, one keeper for each registered process. A keeper runs as root,
+so no program can touch it. It is a subreaper, so orphans of the registered process become children
+of the keeper, and the operating system always knows which processes belong to the registered
+process (see `trees`). The keeper reads the process's output into a ring, writes its input, and
+kills it on request. On gVisor, only the container's first process can be a subreaper. So orphans of
+a registered process have no keeper there, and are killed after the next call.
 
-Invariants: a keeper ends when no process is left below it; it reports only what the kernel reports;
-it keeps no more than `RING_BYTES` of output and `MAX_WAITING_BYTES` of input.
+Invariants: a keeper ends when no process is left below it; it reports only what the operating
+system reports; it keeps no more than `RING_BYTES` of output and `MAX_WAITING_BYTES` of input.
 """
 
 from __future__ import annotations
@@ -40,25 +40,28 @@ from fumehood.guest.languages import shell
 from fumehood.protocol import framing
 
 MAX_WAITING_BYTES = 1 << 20
-"""Maximum number of bytes of input that a registered process has not read yet."""
+"""Maximum number of bytes of input that wait because the registered process has not read them."""
 
 KEEPER_NICENESS = NICENESS + 5
-"""Scheduling priority of keepers. It is lower than the programs' priority, because a process may
-print for ever.
+"""Scheduling priority (niceness) of keepers. Their priority is lower than that of programs, because
+a registered process may print for ever.
 """
 
 FAILED = b"F"
-"""First byte of the report of a child that could not become its program."""
+"""First byte of the report of a child that could not become the registered program."""
 
 the_filter = functools.cache(build_container_filter)
-"""The programs' filter, which takes a while to build."""
+"""Returns the system-call filter of programs. Building it takes a while, so it is built only
+once.
+"""
 
 
 def run_keeper(
     supervisor: socket.socket, ring: Ring, config: dict[str, Any], request: dict[str, Any]
 ) -> NoReturn:
     """Run a keeper until no process is left below it, and then exit. `request` describes the
-    process to start."""
+    process to start. The keeper writes the process's output to `ring`.
+    """
     status = 1
     try:
         _leave_the_supervisor(supervisor, ring)
@@ -71,7 +74,9 @@ def run_keeper(
 
 
 def _leave_the_supervisor(supervisor: socket.socket, ring: Ring) -> None:
-    """Close all descriptors that this process shares with the supervisor, above all the channel."""
+    """Close all descriptors that this process has inherited from the supervisor, above all the
+    channel, but not `supervisor` and `ring`.
+    """
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     null = os.open(os.devnull, os.O_RDWR)
@@ -85,7 +90,9 @@ def _leave_the_supervisor(supervisor: socket.socket, ring: Ring) -> None:
 
 
 def _become_subreaper() -> bool:
-    """Become the parent of all orphans below this process. Returns False if the kernel refuses."""
+    """Become the parent of all orphans below this process. Return False if the operating system
+    refuses this.
+    """
     try:
         kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)
     except OSError:  # gVisor permits this only to the first process
@@ -99,7 +106,7 @@ def descriptor_limit() -> int:
 
 
 class Keeper:
-    """The keeper's event loop and its state."""
+    """The event loop of a keeper, and the data that it uses."""
 
     def __init__(self, supervisor: socket.socket, ring: Ring, *, gets_orphans: bool) -> None:
         self._gets_orphans = gets_orphans
@@ -109,17 +116,17 @@ class Keeper:
         self._decoder = framing.Decoder(framing.MAX_REQUEST_BYTES)
         self._wakeup = children.watch()
         self._first = 0
-        """The id of the registered process itself."""
+        """The process id of the registered process itself, without its descendants."""
         self._output = -1
         self._input = -1
         self._waiting = bytearray()
         self._is_closing = False
-        """Whether the input is to be closed once `_waiting` is written."""
+        """Whether the process's standard input must be closed once `_waiting` is written."""
         self._kill_at = math.inf
 
     def serve(self, config: dict[str, Any], request: dict[str, Any]) -> None:
-        """Start the registered process, and serve the supervisor until no process is left below the
-        keeper.
+        """Start the registered process that `request` describes. Then serve the supervisor until no
+        process is left below the keeper.
         """
         fault = self._start(config, request)
         if fault is not None:
@@ -143,7 +150,9 @@ class Keeper:
     # -- the process -----------------------------------------------------------------------
 
     def _start(self, config: dict[str, Any], request: dict[str, Any]) -> str | None:
-        """Start the registered process. Returns why this failed, or None if it succeeded."""
+        """Start the registered process that `request` describes. Return None, or the reason why
+        this failed.
+        """
         with kernel.files_made_as(USER_ID):  # so that the process can open /dev/stdout
             stdin_read, self._input = os.pipe()
             self._output, stdout_write = os.pipe()
@@ -196,7 +205,7 @@ class Keeper:
             self._selector.unregister(self._output)
 
     def _read(self) -> bool:
-        """Read some output. Returns False if all writers have closed the pipe."""
+        """Read some output. Return False if all writers have closed the pipe."""
         try:
             data = os.read(self._output, CHUNK_BYTES)
         except BlockingIOError:
@@ -206,15 +215,17 @@ class Keeper:
         return bool(data)
 
     def _read_the_rest(self) -> None:
-        """Read the remaining output of a dead process, up to `RING_BYTES`. This limit is needed
-        because other processes may have the same pipe open."""
+        """Read the remaining output of the dead registered process, but at most `RING_BYTES`. The
+        limit is needed because other processes may have the same pipe open and still write to it.
+        """
         for _ in range(RING_BYTES // CHUNK_BYTES):
             if kernel.unread_bytes(self._output) == 0 or not self._read():
                 return
 
     def _write(self, data: bytes, *, close: bool) -> str | None:
-        """Write to the registered process's standard input, as soon as its pipe has room, and then
-        close it if `close`. Returns why this is not possible, or None if it is possible.
+        """Write to the standard input of the registered process as soon as its pipe has room. If
+        `close` is True, close the input after that. Return None, or the reason why this is not
+        possible.
         """
         if self._input < 0 or self._is_closing:
             return "Its standard input is closed."
@@ -266,7 +277,9 @@ class Keeper:
 def _become_program(
     config: dict[str, Any], request: dict[str, Any], stdin: int, stdout: int, report: int
 ) -> NoReturn:
-    """Replace this process by the registered program, or report why this failed and exit."""
+    """Replace this process by the registered program that `request` describes. If this fails, write
+    the reason to `report` and exit. The other descriptors are the program's streams.
+    """
     try:
         _seal(config, stdin, stdout, report)
         surround({"env": request.get("env"), "working_directory": request.get("working_directory")})
@@ -287,7 +300,9 @@ def _become_program(
 
 
 def _seal(config: dict[str, Any], stdin: int, stdout: int, report: int) -> None:
-    """Give this process the streams, limits, filter and user of a program. Raises OSError."""
+    """Give this process the streams, limits, system-call filter and user of a program. Raises
+    OSError if a step fails.
+    """
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     os.setsid()
@@ -312,20 +327,21 @@ def _seal(config: dict[str, Any], stdin: int, stdout: int, report: int) -> None:
 
 
 RING_BYTES = 1 << 20
-"""Number of bytes at the end of the output that are kept."""
+"""Number of bytes of a process's output that are kept. Earlier bytes are overwritten."""
 
 _POSITION = struct.Struct("!Q")
 _WRITTEN, _ANNOUNCED = RING_BYTES, RING_BYTES + _POSITION.size
-"""Offsets in the file of two counters: the total number of bytes written, and the value that this
-number will have after the current write."""
+"""Offsets of two counters in the ring's file. The first is the total number of bytes written. The
+second is the value that this number will have after the current write.
+"""
 
 _CONTINUATION = bytes(range(0x80, 0xC0))
-"""The bytes of a UTF-8 character after its first."""
+"""The values that the second and later bytes of a UTF-8 character can have."""
 
 
 class Piece(NamedTuple):
-    """A part of the output. `skipped` is the number of requested bytes before this part that were
-    already overwritten, and `offset` is where the next part begins.
+    """A part of a registered process's output. `skipped` is the number of requested bytes before
+    this part that were already overwritten. `offset` is where the next part begins.
     """
 
     text: str
@@ -347,7 +363,7 @@ class Ring:
         self._count = 0
 
     def append(self, data: bytes) -> None:
-        """Add bytes, fewer than `RING_BYTES`. Used by the keeper."""
+        """Add `data`, which must be shorter than `RING_BYTES`. Used by the keeper."""
         start = self._count % RING_BYTES
         self._count += len(data)
         self._set(_ANNOUNCED)
@@ -358,8 +374,9 @@ class Ring:
         self._set(_WRITTEN)
 
     def read(self, after: int, most_bytes: int, *, is_over: bool) -> Piece:
-        """Return the text from the byte `after` on, or from the first byte that is still kept.
-        `is_over` means that nothing more will be appended. A character is never split.
+        """Return the text from the byte number `after` on, or from the first byte that is still
+        kept, at most `most_bytes`. `is_over` says that nothing more will be appended. A character
+        is never split.
         """
         end = self._get(_WRITTEN)
         start = min(max(after, end - RING_BYTES, 0), end)
@@ -377,7 +394,7 @@ class Ring:
         return Piece(text, offset, max(0, start - after), is_last)
 
     def close(self) -> None:
-        """Close the file."""
+        """Close the ring's file."""
         os.close(self.descriptor)
 
     def _copy(self, start: int, count: int) -> bytes:

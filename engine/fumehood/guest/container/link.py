@@ -1,9 +1,9 @@
 """A link of a session's chain: a process that keeps the session's variables between calls.
 
 Guest side, in the child. When a call's program has ended, its process forks a copy of itself, which
-has only one thread. The process then waits for the next call. If the process is killed, the copy
-takes the process's place, and forks another copy. All of this runs in processes in which a program
-of the session ran, so the supervisor trusts nothing that they send (see `chain`).
+has only one thread. The process then waits for the next call. If the process is killed, its copy
+takes its place, and forks another copy. All of this takes place in processes in which a program of
+the session ran, so the supervisor trusts nothing that these processes send (see `chain`).
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from fumehood.guest.core.kernel import volunteer_for_oom
 from fumehood.guest.core.pipes import REPLY_FD, REQUEST_FD, receive, tell
 
 ORDERS_FD = 5
-"""The descriptor on which the first process receives its next call."""
+"""The descriptor on which the chain's first process receives its next call."""
 
 WAKE_FD = 6
-"""The descriptor that wakes the copy."""
+"""The descriptor on which a waiting copy is woken."""
 
 DESCRIPTORS = 4
 TAKE = b"T"
@@ -37,20 +37,23 @@ DONE = b"D"
 WAKE = b"W"
 
 _IGNORED = (signal.SIGCHLD, signal.SIGHUP)
-"""Signals ignored between calls, when descendants of a program are killed. While SIGCHLD is
-ignored, the kernel reaps these descendants. SIGHUP is ignored because some kernels send it to a
-group with a stopped process when another process of the group ends.
+"""Signals that a process of the chain ignores between calls, when descendants of a program are
+killed. While SIGCHLD is ignored, the operating system reaps these descendants. SIGHUP is ignored
+because some kernels send it to a process group with a stopped process when another process of the
+group ends.
 """
 
 RUNNING_SCORE = b"1000"
 BEHIND_SCORE = b"500"
-"""`oom_score_adj` of a waiting copy. It is lower than `RUNNING_SCORE`, so that the kernel kills the
-running process first."""
+"""The `oom_score_adj` of a waiting copy. It is lower than `RUNNING_SCORE`, so that the running
+process is killed first if memory runs out.
+"""
 
 
 def hand_on(exit_code: int, claim: dict[str, Any]) -> None:
-    """Send this call's claim, and wait for the next call. Returns when the next call has arrived,
-    in this process or in its copy."""
+    """Send the claim of the call that has ended, and wait for the next call. Return when the next
+    call has arrived. This can be in this process or in its copy.
+    """
     handlers = {number: signal.getsignal(number) for number in _IGNORED}
     for number in _IGNORED:
         signal.signal(number, signal.SIG_IGN)
@@ -64,8 +67,9 @@ def hand_on(exit_code: int, claim: dict[str, Any]) -> None:
 
 
 def _make_copy() -> bool:
-    """Fork a copy of this process. Returns False in this process, when the copy is ready or could
-    not be made. Returns True in the copy, when the copy was woken and has made its own copy.
+    """Fork a copy of this process. Return twice. In this process, return False when the copy is
+    ready or could not be made. In the copy, return True when it was woken and has made a copy of
+    itself.
     """
     readable, writable = os.pipe()
     numbers = random.getstate()  # Python would reseed `random` in the copy
@@ -92,10 +96,10 @@ def _make_copy() -> bool:
 
 
 def _unlock_files() -> None:
-    """Unlock file objects in a copy. A file object that another thread was writing at the fork
-    stays locked, so writing or flushing it would block for ever. Initializing the object again
-    creates a new lock. Output of the main thread is already in the file; only output that a lost
-    thread has buffered is lost.
+    """Unlock file objects in a copy. If another thread was writing to a file object at the fork,
+    this object stays locked in the copy, so writing or flushing it would block for ever.
+    Initializing the object again creates a new lock. Output of the main thread is already in the
+    file. Only output that another thread has buffered is lost.
     """
     for held in gc.get_objects():
         with contextlib.suppress(Exception):  # closed, detached
@@ -107,8 +111,8 @@ def _unlock_files() -> None:
 
 
 def _wait_behind(writable: int) -> None:
-    """Report this copy as ready, and wait until the copy must take the place of the first process.
-    Runs in the copy.
+    """Report in a copy that it is ready, and wait until it must take the place of the first
+    process. `writable` is the pipe that tells the first process that the copy is ready.
     """
     # A separate process session: the kernel sends SIGHUP to a stopped process if others of its
     # session end.
@@ -128,7 +132,7 @@ def _wait_behind(writable: int) -> None:
 
 def _await_call() -> None:
     """Wait for the next call, and replace the descriptors of the last call by those of the next
-    call.
+    one. Meanwhile, make a copy whenever the supervisor orders one.
     """
     orders = socket.socket(fileno=ORDERS_FD)
     orders.setblocking(True)
@@ -155,7 +159,7 @@ def _say(message: bytes) -> None:
 
 
 def _forget_the_peak() -> None:
-    """Reset this process's peak memory, which includes the earlier calls. *Source*:
+    """Reset this process's peak memory, which still includes the earlier calls. *Source*:
     proc_pid_clear_refs(5).
     """
     try:

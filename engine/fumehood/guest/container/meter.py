@@ -1,8 +1,9 @@
-"""Measures the resources that a run used, by the kernel's counters and never by a program's claims.
+"""Measures the resources that a run used, by the counters of the operating system and never by a
+program's claims.
 
-Guest side, used by the supervisor. Containers see their own cgroup read-only; versions 1 and 2 of
-cgroups name the files differently, and some runtimes (old gVisor) have no such files. The value of
-a counter that cannot be read is None, never a guess.
+Guest side, used by the supervisor. Containers see their own cgroup read-only. Versions 1 and 2 of
+cgroups name the files differently, and some runtimes (old gVisor) have no such files. If a counter
+cannot be read, its value is None, never a guess.
 """
 
 from __future__ import annotations
@@ -18,23 +19,25 @@ from fumehood.guest.core import kernel
 
 ROOT = "/sys/fs/cgroup"
 UNLIMITED = 1 << 60
-"""cgroup version 1 reports a huge number if there is no limit. Any value above this constant counts
-as no limit.
+"""Values above this constant count as no limit, because cgroup version 1 reports a huge number if
+there is no limit.
 """
 
 
 _Source = tuple[str, str | None, int]
-"""A file that may contain a counter, the counter's key in the file (None: the counter is the whole
-file), and the counter's unit."""
+"""Where a counter may be found: the path of a file, the counter's key in this file (None if the
+file contains only the counter), and the factor that converts it to the unit used here.
+"""
 
 
 Counter = Literal[
     "cpu_ns", "oom_kills", "peak_bytes", "refused_processes", "processes", "memory_limit",
     "process_limit",
 ]  # fmt: skip
-"""In this order: CPU time of all processes that were ever in the container; number of processes
-killed because memory ran out; peak memory; number of refused process starts; current number of
-processes and threads; memory limit; limit of processes and threads.
+"""The names of the counters. In this order, they count: CPU time of all processes that were ever in
+the container; number of processes killed because memory ran out; peak memory; number of refused
+process starts; current number of processes and threads; memory limit; limit of processes and
+threads.
 """
 
 _SOURCES: Mapping[Counter, tuple[_Source, ...]] = MappingProxyType(
@@ -58,8 +61,8 @@ _SOURCES: Mapping[Counter, tuple[_Source, ...]] = MappingProxyType(
 
 
 class Counters:
-    """The counters and limits of this process's cgroup. The value of each is None if the kernel
-    does not show it.
+    """The counters and limits of this process's cgroup. The value of a counter is None if the
+    operating system does not show it.
     """
 
     def __init__(self, root: str = ROOT) -> None:
@@ -69,7 +72,9 @@ class Counters:
         self.process_limit = self._limit("process_limit")
 
     def read(self, name: Counter) -> int | None:
-        """Return the current value of a counter, or None if the kernel does not show it."""
+        """Return the current value of the counter `name`, or None if the operating system does not
+        show it.
+        """
         return _read(self._opened[name])
 
     def _open(self, sources: Sequence[_Source]) -> tuple[int, _Source] | None:
@@ -89,8 +94,8 @@ class Counters:
 
 
 class Meter:
-    """Measures runs with the kernel's counters. `own_pids` returns the ids of the guest's processes
-    other than this process, and `run_pids` returns the ids of a run's processes.
+    """Measures runs with the `counters` of the container. `own_pids` returns the ids of the guest's
+    processes other than this process, and `run_pids` returns the ids of a run's processes.
     """
 
     def __init__(
@@ -115,20 +120,20 @@ class Meter:
         )
 
     def is_out_of_memory(self, run: Run) -> bool:
-        """Return whether, since the run began, the kernel has killed a process because memory ran
-        out.
+        """Return whether the operating system has killed a process because memory ran out since the
+        run began.
         """
         before = run.before.oom_kills if run.before is not None else None
         return before is not None and (self._counters.read("oom_kills") or 0) > before
 
     def cpu_ms(self, run: Run) -> float | None:
-        """Return the CPU time of the program and its descendants in milliseconds: the container's
-        CPU time minus the guest's.
+        """Return the CPU time of the program and its descendants in milliseconds. This is the CPU
+        time of the container minus that of the guest.
 
         If registered processes ran during the run, the sum over the run's own processes is used if
-        it is lower. The kernel keeps no total for registered processes: children of a process that
-        ignores SIGCHLD are never reported. This also holds for the program's children, so the
-        program can then hide some of its CPU time.
+        it is lower, because the operating system keeps no total for registered processes: children
+        of a process that ignores SIGCHLD are never reported. The same is true of the program's
+        children, so the program can then hide some of its CPU time.
         """
         used_ms = self._container_cpu_ms(run)
         if used_ms is None or not run.is_beside:
@@ -136,7 +141,7 @@ class Meter:
         return min(used_ms, self._own_cpu_ms(run))
 
     def left_cpu_s(self, run: Run) -> float:
-        """Return a lower bound, in seconds, for the CPU time that the run has left."""
+        """Return a lower bound for the CPU time in seconds that the run may still use."""
         used_ms = self._container_cpu_ms(run) or 0.0
         if run.is_beside and used_ms >= run.limits.cpu_s * 1e3:
             used_ms = self.cpu_ms(run) or 0.0  # slower, because it lists all processes
@@ -161,8 +166,9 @@ class Meter:
         return max(0.0, (after.cpu_ns - before.cpu_ns - own_ns) / 1e6)
 
     def peak_bytes(self, run: Run, *, ended_by: str) -> int | None:
-        """Return the peak memory of the run's largest process, or the container's peak memory if
-        this run has raised it and `ended_by` is "memory".
+        """Return the peak memory of the run's largest process. If this run has raised the
+        container's peak memory and `ended_by` is "memory", return the container's peak memory
+        instead.
         """
         peak = self._counters.read("peak_bytes")
         before = run.before.peak_bytes if run.before is not None else None
@@ -171,7 +177,9 @@ class Meter:
         return run.largest_bytes or None
 
     def has_refused_processes(self, run: Run) -> bool:
-        """Return whether the kernel has refused to start a process since the run began."""
+        """Return whether the operating system has refused to start a process since the run
+        began.
+        """
         before = run.before.refused_processes if run.before is not None else None
         return before is not None and (self._counters.read("refused_processes") or 0) > before
 

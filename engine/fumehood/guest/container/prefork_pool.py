@@ -1,9 +1,10 @@
-"""The prefork pools: each zygote's spare children, ready or being made, and the standby Node
+"""The prefork pools: spare children of each zygote, ready or being made, and the standby Node
 process.
 
-Guest side, used by the supervisor. A spare child runs as root until its program arrives, so no
-program can touch it. Invariants: a child is taken once, and only after it has reported that it is
-ready; no more of a standard stream than its limit is kept or forwarded.
+Guest side, used by the supervisor. A spare child is a forked process that waits for a program. It
+runs as root until its program arrives, so no program can touch it. Invariants: a child is taken
+once, and only after it has reported that it is ready; no more of a standard stream than its limit
+is kept or forwarded.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ READY_BYTES = 4096
 FAT_SPARES = 1
 """Number of spare children of the fat zygote, which has loaded the image's modules. Such a child
 needs many times the memory of a child of the thin zygote, which has loaded only the standard
-library."""
+library.
+"""
 
 
 class PreforkFailed(Exception):
@@ -43,7 +45,9 @@ class PreforkFailed(Exception):
 
 @dataclass(eq=False)
 class Child:
-    """A child, from the order to fork it until the kernel reports its end."""
+    """A child of a zygote. The object exists from the order to fork the child until the kernel of
+    the operating system reports the child's end.
+    """
 
     request_fd: int
     reply_fd: int
@@ -64,14 +68,15 @@ class Child:
         self.request_fd = self.reply_fd = self.stdout.descriptor = self.stderr.descriptor = -1
 
     def limit(self, which: int, value: int) -> None:
-        """Lower one of the child's resource limits. This works only while the child runs as root.
-        Raises OSError."""
+        """Set one of the child's resource limits, the resource `which`, to a lower value. This
+        works only while the child runs as root. Raises OSError if it fails.
+        """
         resource.prlimit(self.pid, which, (value, value))
 
 
 def make_child() -> tuple[Child, list[int]]:
-    """Create the pipes of a future child. Returns the child, and the child's ends of the pipes:
-    request, reply, stdout, stderr.
+    """Create the pipes of a child that will be forked. Return the child, and the descriptors of its
+    ends of the pipes, in this order: request, reply, stdout, stderr.
     """
     request_read, request_write = os.pipe()
     # The other pipes are created as the programs' user, so that a program can open /dev/stdout.
@@ -98,7 +103,7 @@ class Zygote:
 
 
 class PreforkPool:
-    """Orders children from a zygote and keeps them until they are needed."""
+    """Orders children from one zygote and keeps them until they are needed."""
 
     def __init__(
         self,
@@ -123,8 +128,9 @@ class PreforkPool:
         selector.register(self._orders, selectors.EVENT_READ, self.receive)
 
     def stock(self, wanted: int | None = None) -> None:
-        """Order children until `wanted` are ready or ordered. The default is the number of
-        spares."""
+        """Order children until `wanted` are ready or ordered. If `wanted` is None, it is the pool's
+        number of spares.
+        """
         wanted = self._spares if wanted is None else wanted
         for _ in range(wanted - len(self._ordered) - len(self._coming) - len(self._ready)):
             self._order()
@@ -135,12 +141,14 @@ class PreforkPool:
 
     @property
     def pids(self) -> set[int]:
-        """The known process ids of the pool's children."""
+        """The process ids of the pool's children, as far as they are already known."""
         return {child.pid for child in (*self._coming.values(), *self._ready)}
 
     @property
     def is_settled(self) -> bool:
-        """Whether no child is being forked, so that the process ids of all children are known."""
+        """Whether the zygote has forked all ordered children, so that the process ids of all
+        children are known.
+        """
         return not self._ordered
 
     def take(self) -> Child | None:
@@ -158,7 +166,9 @@ class PreforkPool:
         self._ordered.append(child)
 
     def receive(self) -> None:
-        """Handle the notices of the zygote. Raises PreforkFailed."""
+        """Handle the notices of the zygote. Raises PreforkFailed if the zygote is gone or a child
+        has died before it was used.
+        """
         while True:
             try:
                 data = self._orders.recv(NOTICE_BYTES)
@@ -183,7 +193,7 @@ class PreforkPool:
         )
 
     def _on_child_end(self, ended: Notice) -> None:
-        """Handle the end of a child. Raises PreforkFailed if the child was not taken yet."""
+        """Handle the end of a child. Raises PreforkFailed if the child is still in the pool."""
         if ended.pid in self.pids:
             raise PreforkFailed("a child died before it was used")
         self._on_end(ended)
@@ -210,32 +220,32 @@ class PreforkPool:
 
 
 class PreforkPools:
-    """The pool of the thin zygote, which loads only the standard library, and, if the image
-    preloads modules, the pool of the fat zygote, which loads them.
+    """The pools of the thin zygote, which loads only the standard library, and of the fat zygote,
+    which also loads the image's modules. There is a fat zygote only if the image preloads modules.
     """
 
     def __init__(self, thin: PreforkPool, fat: PreforkPool | None) -> None:
         self.thin = thin
         self.fat = fat or thin
         self.is_fat_loaded = fat is None
-        """Whether the fat zygote has loaded its modules, or does not exist."""
+        """Whether the fat zygote was ordered to load its modules, or does not exist."""
         self._all = (thin,) if fat is None else (thin, fat)
 
     def load_fat(self) -> None:
-        """Make the fat zygote load its modules, unless it has already received this order."""
+        """Make the fat zygote load its modules, unless it was already ordered to do so."""
         if not self.is_fat_loaded:
             self.is_fat_loaded = True
             self.fat.preload()
 
     def stock(self) -> None:
         """Order children in all pools until each pool has its number of spares. The pool of the fat
-        zygote is skipped until that zygote has loaded its modules.
+        zygote is skipped until that zygote is ordered to load its modules.
         """
         for pool in self._all if self.is_fat_loaded else (self.thin,):
             pool.stock()
 
     def receive(self) -> None:
-        """Handle the notices of all zygotes. Raises PreforkFailed."""
+        """Handle the notices of all zygotes. Raises PreforkFailed as `PreforkPool.receive` does."""
         for pool in self._all:
             pool.receive()
 
@@ -246,12 +256,12 @@ class PreforkPools:
 
     @property
     def pids(self) -> set[int]:
-        """The known process ids of all children that are not taken."""
+        """The process ids of all children that are not taken, as far as they are already known."""
         return set().union(*(pool.pids for pool in self._all))
 
     @property
     def is_settled(self) -> bool:
-        """Whether no child is being forked."""
+        """Whether the zygotes have forked all ordered children."""
         return all(pool.is_settled for pool in self._all)
 
 
@@ -266,13 +276,13 @@ class Stream:
         self.descriptor = descriptor
         self.received_bytes = 0
         self.is_over = False
-        """Whether the program wrote more than its limit."""
+        """Whether the program has written more than its limit."""
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._text = ""
 
     def read(self, limit_bytes: int) -> bool:
-        """Read the available data. Returns False if no data is available or the other end is
-        closed.
+        """Read the available data, of which at most `limit_bytes` are kept. Return False if no data
+        is available or the other end is closed.
         """
         try:
             chunk = os.read(self.descriptor, CHUNK_BYTES)
@@ -287,8 +297,8 @@ class Stream:
         return True
 
     def take(self, *, last: bool = False) -> list[str]:
-        """Return the new text in pieces that fit a frame. An incomplete character is held back
-        until the next call, unless `last` is True.
+        """Return the new text, in pieces that fit into a frame. An incomplete character at the end
+        is held back until the next call, unless `last` is True.
         """
         if last and not self.is_over:  # a character that the limit has cut is not invalid UTF-8
             self._text += self._decoder.decode(b"", final=True)
@@ -305,10 +315,10 @@ REQUEST = b"G" + framing.encode(
 
 
 class Standby:
-    """At most one Node process that has started and waits for its program. Unlike a spare child,
-    the process already runs as the programs' user, because Node cannot give up root by itself. It
-    waits only while this user has no other process, so no program can reach it. It is killed before
-    any other program starts, and runs only one program.
+    """Keeps at most one Node process, the standby, which has started and waits for its program.
+    Unlike a spare child, it already runs as the programs' user, because Node cannot give up root by
+    itself. It waits only while this user has no other process, so no program can reach it. It is
+    killed before any other program starts, and runs only one program.
     """
 
     def __init__(
@@ -319,19 +329,21 @@ class Standby:
         self._child: Child | None = None
         self._child_cpu_s = 0
         self._expected_cpu_s: int | None = None
-        """CPU limit of the last JavaScript program in seconds, or None if no such program is
+        """CPU limit in seconds of the last JavaScript program. None if no JavaScript program is
         expected.
         """
         self._ended: set[int] = set()
 
     def expect(self, cpu_s: int) -> None:
-        """Record that a JavaScript program runs with this CPU limit, because another JavaScript
-        program may follow.
+        """Record that a JavaScript program runs with this CPU limit in seconds, because another
+        JavaScript program may follow.
         """
         self._expected_cpu_s = cpu_s
 
     def prepare(self) -> None:
-        """Start a standby, if a JavaScript program is expected and a spare child is ready."""
+        """Start a standby, if a JavaScript program is expected and a spare child is ready for
+        it.
+        """
         cpu_s = self._expected_cpu_s
         if cpu_s is None or self._child is not None:
             return
@@ -343,8 +355,9 @@ class Standby:
         self._child, self._child_cpu_s = child, cpu_s
 
     def give(self, run: Run, cpu_s: int) -> Child | None:
-        """Return the standby if it can run the program of `run`. Otherwise kill the standby and
-        return None."""
+        """Return the standby if it can run the program of `run` with this CPU limit in seconds.
+        Otherwise kill the standby and return None.
+        """
         child = self._child
         if child is None:
             return None
@@ -376,7 +389,7 @@ class Standby:
         raise PreforkFailed("the standby Node process could not be ended")
 
     def has_ended(self, pid: int) -> bool:
-        """Record the end of a process. Returns whether the process was a standby."""
+        """Record the end of the process `pid`. Return whether it was a standby."""
         if self._child is not None and self._child.pid == pid:
             self._child.close()
             self._child = self._expected_cpu_s = None  # it ended by itself: do not start another

@@ -1,11 +1,11 @@
 """Find and kill the processes of the container's programs, and switch to the user that runs
 programs.
 
-Guest side, used by the supervisor, the first process of its PID namespace: all visible processes
-belong to this container. Invariants: every process that does not run as root was started by the
-program, or is a registered process (see `trees`). A process of the guest runs as root until
-immediately before it runs a program. A killed process may have forked just before it died, so it
-counts as gone only when a later scan finds no child of it. This module is never used on a host.
+Guest side, used by the supervisor, which is the first process of its PID namespace. So all visible
+processes belong to this container. This module is never used on a host. Invariants: every process
+that does not run as root was started by the program, or is a registered process (see `trees`). A
+process of the guest runs as root until immediately before it runs a program. A killed process may
+have forked just before it died, so it counts as gone only when a later search finds no child of it.
 """
 
 from __future__ import annotations
@@ -19,22 +19,24 @@ from fumehood.guest.core import kernel
 from fumehood.guest.core.children import field, size, status
 
 SIGKILL_PENDING = 1 << (signal.SIGKILL - 1)
-"""*Source*: proc_pid_status(5), SigPnd."""
+"""The bit of SIGKILL in a set of pending signals. *Source*: proc_pid_status(5), SigPnd."""
 
 SIGSTOP_PENDING = 1 << (signal.SIGSTOP - 1)
 
 EXITING = 0x4
-"""*Source*: PF_EXITING in the kernel's include/linux/sched.h; proc_pid_stat(5), flags."""
+"""The flag of a process that is exiting. *Source*: PF_EXITING in the Linux kernel's
+include/linux/sched.h; proc_pid_stat(5), flags.
+"""
 
 
 def strangers(spared: Collection[int] = ()) -> list[int]:
     """Return the ids of all processes that run as a user other than root, and of all processes that
     vanish while they are checked. The processes in `spared` are left out, and so are their dead
-    children, which no other process can reap.
+    children, because no other process can reap these.
 
-    A dead process is included until it is reaped: if only its first thread ended, the other threads
-    still run. Processes that vanish are included because a program may fork and exit again and
-    again: such a process is always dead or gone when it is checked, and its child did not exist
+    A dead process is included until it is reaped: if only its first thread has ended, its other
+    threads still run. Processes that vanish are included because a program may fork and exit again
+    and again. Each such process is dead or gone when it is checked, and its child did not exist yet
     when the processes were listed.
     """
     found = [pid for pid in all_pids() if pid not in spared and is_stranger(pid)]
@@ -42,7 +44,9 @@ def strangers(spared: Collection[int] = ()) -> list[int]:
 
 
 def kill(pids: Collection[int]) -> int:
-    """Send SIGKILL to processes. Returns the number of `pids`, even if some are already gone."""
+    """Send SIGKILL to the processes `pids`. Return the number of `pids`, even if some processes are
+    already gone.
+    """
     for pid in pids:
         try:
             os.kill(pid, signal.SIGKILL)
@@ -57,8 +61,8 @@ def all_pids() -> list[int]:
 
 
 def is_alive(pid: int) -> bool:
-    """Return whether a process is alive, even if stopped. A process that was killed or is exiting
-    does not count as alive.
+    """Return whether a process is alive. A stopped process is alive. A process that was killed or
+    is exiting is not.
     """
     is_killed = int(field(status(pid), b"SigPnd") or b"0", 16) & SIGKILL_PENDING
     # While the kernel ends a process, SIGKILL is no longer pending, and it is not a zombie yet.
@@ -67,16 +71,17 @@ def is_alive(pid: int) -> bool:
 
 
 def has_ended(pid: int) -> bool:
-    """Return whether a process is gone, or waits to be reaped by its parent."""
+    """Return whether a process is gone, or has ended and waits to be reaped by its parent."""
     return (field(status(pid), b"State") or b"X")[:1] in b"ZX"
 
 
 def is_stopped(pid: int) -> bool:
-    """Return whether a process was stopped by a signal, and not resumed.
+    """Return whether a process was stopped by a signal, and was not resumed.
 
-    The kernel shows a stopped process as running or asleep until the process is scheduled again.
-    But the signal is then pending, and the process's only thread stops before it executes another
-    instruction. gVisor does not show pending signals.
+    The Linux kernel shows a stopped process as running or asleep until the process is scheduled
+    again. But until then the signal is pending, and the process's only thread stops before it
+    executes another instruction. So a pending stop signal counts as well. gVisor does not show
+    pending signals.
     """
     shown = status(pid)
     if (field(shown, b"State") or b"X").startswith(b"T"):
@@ -102,8 +107,8 @@ def threads_of(pid: int) -> int:
 
 
 def memory_bytes(pid: int) -> int | None:
-    """Return the resident memory of a process in bytes, without mapped files if the kernel shows
-    them separately. Return None if the kernel shows neither.
+    """Return the resident memory of a process in bytes. Mapped files are not counted if the
+    operating system shows them separately. Return None if it shows no memory at all.
     """
     shown = status(pid)
     return size(field(shown, b"RssAnon") or field(shown, b"VmRSS"))
@@ -112,8 +117,8 @@ def memory_bytes(pid: int) -> int | None:
 def is_stranger(pid: int) -> bool:
     """Return whether a process runs as a user other than root, or is gone.
 
-    *Source*: proc_pid_status(5). The owner of the process's directory in /proc proves nothing: that
-    owner is root if the process is not dumpable.
+    *Source*: proc_pid_status(5). The owner of the process's directory in /proc does not show the
+    user, because this owner is root if the process is not dumpable.
     """
     uids = field(status(pid), b"Uid")
     return uids is None or set(uids.split()) != {b"0"}
@@ -137,9 +142,9 @@ def parent_of(pid: int) -> int | None:
 
 
 def origin_of(pid: int) -> int | None:
-    """Return 1 if a process descends from the container's first process, 0 if Docker has started
-    the process or one of its ancestors, or None if the process or an ancestor is gone. Nothing in
-    the container can imitate the 0.
+    """Return where a process comes from: 1 if it descends from the container's first process, 0 if
+    Docker has started the process or one of its ancestors, or None if the process or an ancestor is
+    gone. No process in the container can fake the 0.
     """
     current: int | None = pid
     while current is not None and current > 1:
@@ -148,22 +153,22 @@ def origin_of(pid: int) -> int | None:
 
 
 def waited_cpu_ns(pid: int) -> int:
-    """Return the CPU time of all reaped descendants of a process in nanoseconds, with the precision
-    of the kernel's ticks. *Source*: proc_pid_stat(5), cutime and cstime.
+    """Return the CPU time in nanoseconds that all reaped descendants of a process have used, with
+    the precision of the kernel's ticks. *Source*: proc_pid_stat(5), cutime and cstime.
     """
     return sum(map(int, _stat(pid)[13:15])) * (10**9 // os.sysconf("SC_CLK_TCK"))
 
 
 def has_terminal(pid: int) -> bool:
-    """Return whether a process has a controlling terminal. When the terminal is closed, the kernel
-    sends SIGCONT to the process.
+    """Return whether a process has a controlling terminal. If so, the operating system sends
+    SIGCONT to the process when this terminal is closed.
     """
     return _stat(pid)[4] != b"0"
 
 
 def _stat(pid: int) -> list[bytes]:
     """Return the fields of a process's stat file that follow the process's name. If the process is
-    gone, return the fields of an exiting process.
+    gone, return the fields that an exiting process has.
     """
     try:
         with open(f"/proc/{pid}/stat", "rb") as stat:
@@ -173,9 +178,10 @@ def _stat(pid: int) -> list[bytes]:
 
 
 class Patience:
-    """Limits the wait until killed processes are gone. The limit is CPU time of this process, which
-    searches for them. Wall time would be a wrong limit: on a busy machine, neither this process nor
-    the killed processes get much CPU time, so a long wait would not prove that they never end.
+    """Limits how long this process searches for killed processes until they are gone. The limit is
+    CPU time of this process. Wall time would be a wrong limit: on a busy machine, neither this
+    process nor the killed processes get much CPU time, so a long wait would not prove that they
+    never end.
     """
 
     def __init__(self, cpu_s: float) -> None:
@@ -183,7 +189,7 @@ class Patience:
         self._looks = self._idle_looks = 0
 
     def rest(self) -> bool:
-        """Pause before the next search. Returns False if the search must be given up: this process
+        """Pause before the next search. Return False if the search must be given up: this process
         has used too much CPU time, or all other processes were asleep at the last `IDLE_LOOKS`
         searches.
         """
@@ -200,27 +206,32 @@ class Patience:
 
 
 KILL_CPU_S = 2.0
-"""Maximum CPU time in seconds for killing a program's processes, however fast they start new
-ones."""
+"""Maximum CPU time in seconds for killing a program's processes, however fast these start new
+ones.
+"""
 
 SHORT_PAUSE_S, SHORT_PAUSES, LONG_PAUSE_S = 0.0005, 1000, 0.01
-"""Length of a short pause between searches in seconds, number of short pauses, and length of a long
-pause. Killed processes take time to die and to be reaped; long pauses leave them more CPU time.
+"""Length of a short pause between searches in seconds, number of short pauses, and length of each
+later pause. Killed processes take time to die and to be reaped, and longer pauses leave them more
+CPU time.
 """
 
 IDLE_LOOKS = 200
-"""Number of successive searches after which the wait ends if, at all of them, no other process was
-running, ready to run, or waiting for a disk."""
+"""Number of successive searches after which the wait ends because no other process was active at
+any of them. A process is active if it is running, ready to run, or waiting for a disk.
+"""
 
 USER_ID = 10_001
-"""User and group id of programs; the image has a passwd entry for it."""
+"""User id and group id of programs. The image's passwd file has an entry for this user."""
 
 REQUEST_FAILED = 71
-"""Exit code of a child that could not set up its request, for example if a file does not fit."""
+"""Exit code of a child that could not set up what its request needs, for example because a file
+does not fit.
+"""
 
 
 def become_user() -> None:
-    """Become the programs' user. Raises OSError if any step fails; the process must then end."""
+    """Become the programs' user. Raises OSError if a step fails; the process must then end."""
     os.setgroups([])
     os.setresgid(USER_ID, USER_ID, USER_ID)
     os.setresuid(USER_ID, USER_ID, USER_ID)

@@ -1,9 +1,9 @@
-"""The supervisor's side of registered processes: their keepers, and the host's requests.
+"""The supervisor's side of registered processes: their keepers, and the host's requests about them.
 
-Guest side. The supervisor forks a keeper for each process, forwards requests to it, and never
-waits: an answer is sent once the keeper has reported; if the keeper never does, the host gives up.
-Invariants: each request gets at most one answer; at most `MAX_PROCESSES` processes run, and records
-of as many ended processes are kept.
+Guest side. The supervisor forks a keeper for each registered process, and forwards requests to it.
+The supervisor never waits: it answers a request once the keeper has reported. If the keeper never
+reports, the host gives up. Invariants: each request gets at most one answer; at most
+`MAX_PROCESSES` processes run, and records of as many ended processes are kept.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class _Process:
     name: str
     keeper_pid: int
     orders: socket.socket
-    """The socket to the keeper."""
+    """The socket to the process's keeper."""
     ring: Ring
     started_at: float
     state: str = "starting"
@@ -39,14 +39,14 @@ class _Process:
     is_lost: bool = False
     """Whether the process was lost, because its keeper was killed."""
     waiting: dict[int, str] = field(default_factory=dict)
-    """Id of each request that was not answered yet → its kind, such as `stop`."""
+    """Id of each request that was not answered yet → the kind of the request, such as `stop`."""
     decoder: framing.Decoder = field(
         default_factory=lambda: framing.Decoder(framing.MAX_REQUEST_BYTES)
     )
     unsent: bytearray = field(default_factory=bytearray)
 
     def shown(self) -> dict[str, Any]:
-        """Return the description of the process for the host."""
+        """Return the description of the process that the host receives."""
         return {
             "name": self.name, "state": self.state, "exit_code": self.exit_code,
             "signal": self.signal, "lost": self.is_lost, "started_at": self.started_at,
@@ -54,7 +54,7 @@ class _Process:
 
 
 class Registered:
-    """The registered processes of a session."""
+    """The registered processes of a session. Each of them has a keeper (see `keeper`)."""
 
     def __init__(
         self,
@@ -64,19 +64,20 @@ class Registered:
         before_start: Callable[[], None],
     ) -> None:
         """`limits` returns the resource limits of registered processes. `before_start` is called
-        before each start."""
+        before each start of a registered process.
+        """
         self._host = host
         self._selector = selector
         self._limits = limits
         self._before_start = before_start
         self._all: dict[str, _Process] = {}
-        """Name → process, in the order of their starts."""
+        """Name → registered process, in the order of their starts."""
         self._keepers: dict[int, _Process] = {}
-        """Process id of each keeper that exists → the keeper's process."""
+        """Process id of each keeper that exists → the registered process that it keeps."""
         self._told = 0
         self.has_lost = False
-        """Whether processes may be left that have no keeper, because their keeper was killed or
-        does not become the parent of orphans.
+        """Whether there may be processes without a keeper, because their keeper was killed or does
+        not become the parent of orphans.
         """
         self.get_orphans = True
         """Whether keepers become the parents of the orphans below them."""
@@ -85,16 +86,16 @@ class Registered:
 
     @property
     def pids(self) -> set[int]:
-        """Process ids of all keepers, until they are reaped."""
+        """Process ids of all keepers that are not yet reaped."""
         return set(self._keepers)
 
     @property
     def running(self) -> int:
-        """The number of processes that have not ended."""
+        """The number of registered processes that have not ended."""
         return sum(one.state == "running" for one in self._all.values())
 
     def on_request(self, request: dict[str, Any]) -> None:
-        """Handle a request of the host, and answer it now or later."""
+        """Handle a request of the host, and send the answer now or later."""
         try:
             answer = self._handle(request)
         except Refused as refused:
@@ -103,7 +104,7 @@ class Registered:
             self._answer(request["id"], answer)
 
     def on_reaped(self, pid: int) -> bool:
-        """Handle the end of a process that was reaped. Returns whether it was a keeper."""
+        """Handle the end of the process `pid`, which was reaped. Return whether it was a keeper."""
         process = self._keepers.get(pid)
         if process is None:
             return False
@@ -120,26 +121,29 @@ class Registered:
         return True
 
     def kill_all(self) -> None:
-        """Kill all keepers. The processes below them then have no keeper, so the cleaning kills
-        them as well."""
+        """Kill all keepers. The processes below the keepers are then without a keeper, so the
+        cleaning kills them as well.
+        """
         for process in self._keepers.values():
             process.is_lost = True
             os.kill(process.keeper_pid, signal.SIGKILL)
 
     def leave(self) -> None:
-        """Forget all requests without an answer, because the host that sent them is gone."""
+        """Forget all requests that were not answered, because the host that sent them is gone."""
         for process in self._all.values():
             process.waiting.clear()
 
     def tell(self) -> None:
-        """Report the number of running processes to the host."""
+        """Report the number of running registered processes to the host."""
         self._told = self.running
         self._host.send({"op": "processes", "running": self._told})
 
     # -- requests --------------------------------------------------------------------------
 
     def _handle(self, request: dict[str, Any]) -> dict[str, Any] | None:
-        """Handle a request. Return the answer, or None if it is sent later. Raises Refused."""
+        """Handle a request. Return the answer, or None if it is sent later. Raises Refused if the
+        request cannot be carried out.
+        """
         if self._host.keep is None:
             raise Refused("unavailable", "Only the container of a session has processes.")
         if request["do"] == "list":
@@ -235,7 +239,9 @@ class Registered:
             self._selector.unregister(process.orders)
 
     def _read(self, process: _Process) -> bool:
-        """Read and handle a keeper's messages. Returns False if there are none now."""
+        """Read and handle the messages of a process's keeper. Return False if there are none
+        now.
+        """
         try:
             data = process.orders.recv(CHUNK_BYTES)
         except BlockingIOError:
@@ -271,8 +277,9 @@ class Registered:
             )
 
     def _on_over(self, process: _Process) -> None:
-        """Record the end of a process, answer the requests that wait for it, and forget the oldest
-        ended processes beyond the maximum."""
+        """Record the end of a registered process, answer the requests that wait for it, and forget
+        the oldest ended processes beyond the maximum.
+        """
         process.state = "ended"
         lost = _fault("unavailable", "It was killed, because its keeper was.")
         self._settle(process, "stop", lost if process.is_lost else {"process": process.shown()})
@@ -285,7 +292,7 @@ class Registered:
             self.tell()
 
     def _settle(self, process: _Process, do: str, answer: dict[str, Any]) -> None:
-        """Send this answer to all requests of the kind `do` that wait for a process."""
+        """Send `answer` to all requests of the kind `do` that wait for this process."""
         for number in [one for one, kind in process.waiting.items() if kind == do]:
             del process.waiting[number]
             self._answer(number, answer)

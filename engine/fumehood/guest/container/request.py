@@ -1,4 +1,4 @@
-"""Reads a child's request, and sets up what its program needs: files, standard input, arguments,
+"""Reads a child's request, and sets up what the program needs: files, standard input, arguments,
 environment variables and working directory.
 
 Guest side, in the child. The child already runs as the programs' user, so it reads and writes files
@@ -20,25 +20,28 @@ from fumehood.protocol import framing
 
 
 class SetUpFailed(Exception):
-    """The request cannot be carried out. Raised before the program starts."""
+    """What the request needs cannot be set up. Raised before the program starts."""
 
 
 def read_request() -> dict[str, Any]:
-    """Read this child's request. If the supervisor is gone, end the process."""
+    """Read and return this child's request. If the supervisor is gone, end the process."""
     header = _read_exactly(framing.HEADER.size)
     (length,) = framing.HEADER.unpack(header)
     return framing.parse_body(_read_exactly(length))
 
 
 def read_row() -> list[Any] | None:
-    """Read the next row that the host sends after a request. Returns None after the last row."""
+    """Read and return the next row that the host sends after a request. Return None after the last
+    row.
+    """
     row: list[Any] | None = read_request()["row"]
     return row
 
 
 def fed_pieces(size: int) -> Iterator[bytes]:
     """Read the `size` bytes that follow a row, and yield them in pieces. If the supervisor is gone,
-    end the process."""
+    end the process.
+    """
     while size:
         piece = os.read(REQUEST_FD, min(size, CHUNK_BYTES))
         if not piece:
@@ -49,7 +52,7 @@ def fed_pieces(size: int) -> Iterator[bytes]:
 
 def set_up(arguments: dict[str, Any]) -> Callable[[], None]:
     """Write the caller's files into the workspace, and set standard input, arguments, environment
-    and working directory. Returns a function that restores the earlier arguments, environment and
+    and working directory. Return a function that restores the earlier arguments, environment and
     working directory. Only sessions call that function.
 
     Raises:
@@ -67,10 +70,10 @@ def set_up(arguments: dict[str, Any]) -> Callable[[], None]:
 
 
 def surround(arguments: dict[str, Any]) -> Callable[[], None]:
-    """Set arguments, environment and working directory. Returns a function that restores the
-    earlier values.
+    """Set arguments, environment and working directory of the program. Return a function that
+    restores the earlier ones.
 
-    Raises SetUpFailed.
+    Raises SetUpFailed if the working directory cannot be entered.
     """
     restoring = ExitStack()
     path, argv = arguments.get("working_directory"), arguments.get("argv")
@@ -100,7 +103,9 @@ def _set_variable(name: str, value: str | None) -> None:
 
 
 def _enter(path: str) -> int:
-    """Enter a directory of the workspace. Returns a descriptor of the previous directory."""
+    """Enter the directory `path` of the workspace. Return a descriptor of the previous
+    directory.
+    """
     earlier = os.open(".", os.O_PATH | os.O_CLOEXEC)
     try:
         with directory_at(path) as directory:
@@ -112,8 +117,8 @@ def _enter(path: str) -> int:
 
 
 def memory_file(name: str, content: bytes) -> int:
-    """Create an anonymous file with this content. Returns a descriptor, positioned at the beginning
-    of the file.
+    """Create an anonymous file with this content. Return its descriptor, positioned at the
+    beginning of the file.
     """
     descriptor = os.memfd_create(name, 0)
     write_all(descriptor, content)
@@ -122,8 +127,8 @@ def memory_file(name: str, content: bytes) -> int:
 
 
 def _put(file: dict[str, Any]) -> None:
-    """Write one of the caller's files into the workspace. The host has already checked the file's
-    path.
+    """Write one of the caller's files into the workspace. `file` has its path and content. The host
+    has already checked the path.
     """
     path = os.path.join(WORKSPACE, file["path"])
     try:
@@ -139,8 +144,8 @@ def _put(file: dict[str, Any]) -> None:
 
 
 def _write_new(path: str, content: bytes) -> None:
-    """Write a file under a temporary name, and rename it to `path`. So a link or pipe that an
-    earlier run left at `path` is replaced, and never written through.
+    """Write a file under a temporary name, and rename it to `path`. If an earlier run has left a
+    link or pipe at `path`, it is thus replaced, and never written through.
     """
     above, name = os.path.split(path)
     with (

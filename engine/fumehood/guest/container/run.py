@@ -1,7 +1,8 @@
 """A call's run in a container, and the rules that decide how it ended.
 
-Guest side; values and pure functions. Invariant: a claim may name a failure but never undo one. The
-supervisor's own reason for a kill has precedence, then the kernel's counters, then the exit status.
+Guest side; values and pure functions. Invariant: a program's claim may name a failure but never
+undo one. The supervisor's own reason for killing the run has precedence over the operating system's
+counters, and these have precedence over the exit status.
 """
 
 from __future__ import annotations
@@ -21,14 +22,16 @@ from fumehood.guest.core.pipes import SEAL_FAILED
 _CLAIMED_LIMITS: Mapping[int, str] = MappingProxyType(
     {errno.EMFILE: "open_files", errno.ENOSPC: "disk", errno.EFBIG: "file_size"}
 )
-"""Error number → limit, for refused operations that no kernel counter shows. A program reports such
-an operation with its uncaught exception.
+"""Error number → limit, for refused operations that no counter of the operating system shows. A
+program reports such an operation with its uncaught exception.
 """
 
 
 @dataclass
 class Measures:
-    """The container's counters at one moment. A counter is None if the kernel does not show it."""
+    """The container's counters at one moment. A counter is None if the operating system does not
+    show it.
+    """
 
     cpu_ns: int | None
     own_cpu_ns: int
@@ -39,8 +42,9 @@ class Measures:
 
 @dataclass(frozen=True)
 class Keep:
-    """The container now belongs to a session. If the current engine disappears, the container waits
-    `wait_s` seconds for another; `epoch` is the current engine's epoch.
+    """The container belongs to a session. If the current engine disappears, the container waits
+    `wait_s` seconds for another. `epoch` is the current engine's epoch: later engines have higher
+    ones.
     """
 
     epoch: int
@@ -49,8 +53,8 @@ class Keep:
 
 @dataclass
 class Run:
-    """A run of a call. `killed_for` is the supervisor's reason for killing the run, or None. This
-    reason has precedence over all others.
+    """A run of a call. `killed_for` is the reason for which the supervisor has killed the run, or
+    None. This reason has precedence over all others.
     """
 
     id: int
@@ -58,48 +62,59 @@ class Run:
     limits: Limits
     request: bytearray
     keep: bool = False
-    """Whether files, and a Python program's variables, are kept for the next run."""
+    """Whether the files, and the variables of a Python program, are kept for the next run."""
     live: bool = False
     """Whether a client follows the output, so that new text must be sent at once."""
     thin: bool = False
     """Whether the program appears to need none of the modules that the image preloads."""
     streams: Mapping[str, str] = field(default_factory=dict)
-    """Kind of each of the run's streams → the host's text for the guest's end of the stream."""
+    """Kind of a stream of this run → the host's text for the guest's end of the stream."""
     left_s: float | None = None
-    """Seconds left until the deadline while the clock is paused, else None."""
+    """Seconds until the deadline, if the clock is paused, otherwise None."""
     was_paused: bool = False
     trial: tuple[str, str] | None = None
-    """What to do with the variables of a trial (`hold`, `adopt` or `drop`), and its token."""
+    """What to do with the variables of a trial (`hold`, `adopt` or `drop`), and the trial's
+    token.
+    """
     quiet: bool = False
-    """Whether only the run's figures are sent to the host, and not its files."""
+    """Whether the workspace files of this run are not sent to the host, but only the figures that
+    it has drawn.
+    """
     is_left: bool = False
-    """Whether the host that began the run is gone, so that nothing of the run is reported."""
+    """Whether the host that began the run is gone. If so, nothing of the run is reported."""
     child: Child | None = None
     before: Measures | None = None
     deadline: float = 0.0
     killed_for: str | None = None
     look_at: float = 0.0
-    """Time of the next check whether the killed program is dead."""
+    """Time of the next check whether the run's first process is dead, after it was killed."""
     since_ns: int = 0
-    """Time of the start in nanoseconds, by the kernel's clock for files."""
+    """Start of the run in nanoseconds, by the clock that the operating system uses for the times of
+    files.
+    """
     stayed: bool = False
     """Whether the program's process reported that it has finished and stays alive with its
-    variables."""
+    variables.
+    """
     is_over: bool = False
-    """Whether the run is being concluded."""
+    """Whether the supervisor has begun to conclude the run."""
     lost_variables: bool = False
-    """Whether the session had variables before the run, and they were lost."""
+    """Whether the session had variables before the run, but they were lost."""
     reports: int = 0
     claim: dict[str, Any] | None = None
     sent_bytes: int = 0
     has_begun: bool = False
-    """Whether the child has read any of the request. The child does so only when it is sealed."""
+    """Whether the child has read a part of the request. A child does so only when it has become the
+    programs' user.
+    """
     received_bytes: int = 0
     status: int | None = None
     child_cpu_ns: int = 0
-    """CPU time of the child before its program began."""
+    """CPU time in nanoseconds that the child used before its program began."""
     waited_cpu_ns: int = 0
-    """CPU time of the processes that the child had reaped before its program began."""
+    """CPU time in nanoseconds of the processes that the child had reaped before its program
+    began.
+    """
     is_beside: bool = False
     """Whether registered processes existed at any time during the run."""
     reaped_cpu_ns: int = 0
@@ -115,8 +130,11 @@ def ending_of(
     out_of_memory: bool,
     cpu_ms: float | None = None,
 ) -> tuple[str, dict[str, Any] | None]:
-    """Return how a run ended, such as "ok", and the part of its claim to forward, or None if no
-    part is forwarded.
+    """Return how a run ended, such as "ok", and the part of its claim that is forwarded to the
+    host, or None if no part is forwarded.
+
+    `exit_code` and `signal_number` come from the exit status of the run's first process.
+    `out_of_memory` says whether the operating system has killed a process because memory ran out.
     """
     claimed = _error_of(run).get("kind")
     if run.killed_for is not None:
@@ -150,14 +168,16 @@ def stays(run: Run) -> bool:
 
 
 def claimed_exit(run: Run) -> int:
-    """Return the exit code that a living process claims, or 1 if the claim is invalid."""
+    """Return the exit code that the claim of a process that stays alive gives, or 1 if the claim is
+    invalid.
+    """
     code = (run.claim or {}).get("exit_code")
     return code if isinstance(code, int) and not isinstance(code, bool) and 0 <= code < 256 else 1
 
 
 def claimed_limits(run: Run) -> set[str]:
-    """Return the names of the limits that the program reached, according to its claimed
-    exception.
+    """Return the names of the limits that the program has reached, according to the exception in
+    its claim.
     """
     number = _error_of(run).get("errno")
     name = _CLAIMED_LIMITS.get(number) if isinstance(number, int) else None
@@ -173,13 +193,13 @@ def _ending_of_signal(run: Run, number: int, cpu_ms: float | None) -> str:
 
 
 def _told(run: Run) -> dict[str, Any]:
-    """Return the fields of a claimed failure that are forwarded. The host reads exactly these
-    fields.
+    """Return those fields of a claimed failure that are forwarded to the host. The host reads
+    exactly these fields.
     """
     return {"error": {key: _error_of(run).get(key) for key in ("kind", "message", "exception")}}
 
 
 def _error_of(run: Run) -> dict[str, Any]:
-    """Return the failure that the run's program claims, or {} if it claims none."""
+    """Return the failure that the program claims, or {} if it claims none."""
     error = (run.claim or {}).get("error")
     return error if isinstance(error, dict) else {}

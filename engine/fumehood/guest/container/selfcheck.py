@@ -1,9 +1,9 @@
 """The self-check: before a container takes a call, its wall is inspected and attacked once.
 
-Guest side, used by the supervisor. A child, the probe, attacks the wall and reads the child's own
-limits from the kernel, before anything untrusted is in the container. The supervisor reads
-everything else. A limit is reported as enforced only if the self-check has seen it hold. The host
-uses no container that lacks a required limit.
+Guest side, used by the supervisor. A child that is called the probe attacks the wall and reads its
+own limits from the operating system, before anything untrusted is in the container. The supervisor
+reads everything else. A limit is reported as enforced only if the self-check has seen it hold. The
+host uses no container that lacks a required limit.
 """
 
 from __future__ import annotations
@@ -23,17 +23,19 @@ from fumehood.guest.core.limits import Limits
 from fumehood.protocol import framing
 
 PROBE_PATIENCE_S = 60.0
-"""Time limit of the probe's attacks in seconds. The limit exceeds the time that the host waits for
-a container, so that a busy machine is never taken for one that does not enforce its limits.
+"""Time limit of the probe's attacks in seconds. The limit is longer than the time that the host
+waits for a container. So a busy machine is never taken for one that does not enforce its limits.
 """
 PROBE_WALL_S = 0.03
-"""Seconds after the probe's report at which the probe must be killed."""
+"""Seconds after the probe's report at which the probe must have been killed."""
 PROBE_OUTPUT_BYTES = 1024
 CHECK_ID = -1
 
 
 class SelfCheck:
-    """One inspection of the wall. `run` is the probe's run, and `result` returns the findings."""
+    """One inspection of the wall. `run` is the run of the probe, the child that attacks the wall.
+    `result` returns the findings.
+    """
 
     def __init__(self, config: dict[str, Any], counters: Counters, mounts: Mounts) -> None:
         self._config = config
@@ -50,14 +52,16 @@ class SelfCheck:
         )
 
     def look_at(self, pid: int, claim: dict[str, Any]) -> None:
-        """Inspect the probe from outside, after the probe has reported its attacks in `claim`."""
+        """Inspect the probe, the process `pid`, from outside, after it has reported its attacks in
+        `claim`.
+        """
         self._held = claim.get("probe", {})
         self._sealed = _is_sealed(pid)
         self._limits = claim.get("limits", {})
 
     def result(self, run: Run, after: Measures) -> tuple[dict[str, bool], list[str]]:
-        """Return two values: for each limit, whether it holds; and the reasons why the container is
-        unusable.
+        """Return two values: name of each limit → whether it holds; and the reasons why the
+        container is unusable. `run` is the probe's run, and `after` are the counters after it.
         """
         faults = []
         if self._sealed is not True:
@@ -90,8 +94,9 @@ class SelfCheck:
         return 0 < limit <= 2 * int(self._config["processes"])  # includes the guest's processes
 
     def _limits_disk(self, memory_bytes: int) -> bool:
-        """Return whether the disk limits are in force: the mounts in memory have together at most
-        half of the memory limit as capacity, and a workspace on a disk has at most `disk_bytes`.
+        """Return whether the disk limits are in force: the mounts in memory together have a
+        capacity of at most half of the memory limit, and a workspace on a disk has at most
+        `disk_bytes` of the configuration.
         """
         found = {path: os.statvfs(path) for path in self._mounts.paths}
         sizes = {path: one.f_blocks * one.f_frsize for path, one in found.items()}
@@ -102,8 +107,8 @@ class SelfCheck:
 
 
 def _is_sealed(pid: int) -> bool:
-    """Return whether a process irrevocably runs as the programs' user, without groups and
-    capabilities, and with one filter more than this process.
+    """Return whether the process `pid` runs irrevocably as the programs' user, without groups and
+    capabilities, and with one system-call filter more than this process.
     """
     shown = children.status(pid)
     users = {value for key in (b"Uid", b"Gid") for value in (field(shown, key) or b"?").split()}

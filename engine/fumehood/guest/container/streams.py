@@ -1,9 +1,10 @@
-"""Streams: data that a program, or the container, exchanges with a part of the host.
+"""Streams: data that a program, or the container, exchanges with a feature of the engine on the
+host.
 
-Guest side, used by the supervisor. Each kind of stream is a module of `fumehood.guest.streams` that
-has the name of the kind and contains a class `End`. The supervisor passes frames and events to
-these ends without reading them. Invariant: a frame reaches only the end of its kind; a program uses
-only the streams that the host has named for its run.
+Guest side, used by the supervisor. For each kind of stream, `fumehood.guest.streams` has a module
+with the name of the kind, which contains a class `End`. The supervisor passes frames and events to
+the objects of these classes without reading them. Invariants: a frame reaches only the end of its
+kind; a program uses only the streams that the host has named for its run.
 """
 
 from __future__ import annotations
@@ -22,14 +23,16 @@ from fumehood.protocol.streams import StreamFrame
 
 @dataclass(frozen=True)
 class Place:
-    """The supervisor's objects and functions that the ends of streams may use."""
+    """The objects and functions of the supervisor that the ends of streams may use."""
 
     host: Host
     selector: selectors.BaseSelector
     write: Callable[[Run, bytes], None]
-    """Passes bytes to a run's program, through the pipe of its request."""
+    """Passes bytes to a run's program, through the pipe on which the program received its
+    request.
+    """
     stop: Callable[[Run, str], None]
-    """Kills a run's program for a reason, such as `policy`."""
+    """Kills a run's program for a given reason, such as `policy`."""
 
 
 class End:
@@ -40,37 +43,37 @@ class End:
         self.place = place
 
     def begin(self, run: Run, told: str) -> None:
-        """Begin the stream of a run whose program is about to start. `told` is the host's text for
+        """Begin the stream of `run`, whose program is about to start. `told` is the host's text for
         this stream.
         """
 
     def on_frame(self, run: Run | None, frame: StreamFrame) -> None:
-        """Process a frame from the host. `run` is the run in progress, which may differ from the
-        run to which the frame belongs.
+        """Process a frame from the host. `run` is the run in progress. The frame may belong to
+        another run.
         """
 
     def on_message(self, run: Run, message: dict[str, Any]) -> bool:
-        """Process a message from a run's program, which is hostile. Returns False if the message is
-        not for this stream.
+        """Process a message from the program of `run`. The message must be regarded as hostile.
+        Return False if it is not for this stream.
         """
         return False
 
     def on_garbage(self, run: Run) -> None:
-        """Handle an invalid message of the run's program. No more messages are read from the
-        program.
+        """Handle that the program of `run` has sent an invalid message. No more messages are read
+        from the program.
         """
 
     def on_written(self, run: Run) -> None:
-        """Handle that bytes were written to the run's program, so that `Run.request` has become
+        """Handle that bytes were written to the program of `run`, so that `Run.request` has become
         shorter.
         """
 
     def end(self) -> None:
-        """End the stream of the run, whose processes are about to be killed."""
+        """End the stream of the current run, whose processes are about to be killed."""
 
     def clear(self) -> None:
-        """Remove everything that the run's killed processes have left, so that it does not reach
-        the next run.
+        """Remove everything that the killed processes of the last run have left, so that it does
+        not reach the next run.
         """
 
     def leave(self) -> None:
@@ -78,7 +81,7 @@ class End:
 
 
 class Streams:
-    """The guest's ends of all kinds of streams."""
+    """The guest's ends of all kinds of streams, one end for each kind."""
 
     def __init__(self, place: Place) -> None:
         found = modules_of(streams)
@@ -95,12 +98,14 @@ class Streams:
             self._ends[kind].begin(run, told)
 
     def on_frame(self, run: Run | None, frame: StreamFrame) -> None:
-        """Pass a frame from the host to the end of its kind."""
+        """Pass a frame from the host to the end of the frame's kind. `run` is the run in
+        progress.
+        """
         self._ends[frame.kind].on_frame(run, frame)
 
     def on_message(self, run: Run, message: dict[str, Any]) -> bool:
-        """Pass a program's message to the streams of its run. Returns False if no stream accepts
-        the message.
+        """Pass a message of the program of `run` to the streams of this run. Return False if no
+        stream accepts the message.
         """
         return any(end.on_message(run, message) for end in self._of(run))
 
@@ -115,12 +120,12 @@ class Streams:
             end.on_written(run)
 
     def end(self) -> None:
-        """End the streams of the run whose processes are about to be killed."""
+        """End the streams of the current run, whose processes are about to be killed."""
         for end in self._ends.values():
             end.end()
 
     def clear(self) -> None:
-        """Remove everything that the killed processes of a run have left in the streams."""
+        """Remove everything that the killed processes of the last run have left in the streams."""
         for end in self._ends.values():
             end.clear()
 
@@ -130,5 +135,7 @@ class Streams:
             end.leave()
 
     def _of(self, run: Run) -> list[End]:
-        """Return the ends of a run's streams, or none if the host that began the run is gone."""
+        """Return the ends of the streams of `run`, or none if the host that began the run is
+        gone.
+        """
         return [] if run.is_left else [self._ends[kind] for kind in run.streams]

@@ -1,17 +1,18 @@
 """The supervisor: the first process of a container, between the host and the container's programs.
 
 Guest side. The supervisor serves one run at a time. It owns the channel (its standard input and
-output), keeps time, counts the output of a program, kills, measures, and restores the container.
+output), keeps the time and counts the output of a program, kills its processes, measures what they
+used, and restores the container.
 
 host ──frames── supervisor ──one byte── zygotes ──fork── child, of another user
                         └── request, reply, stdout, stderr ──┘
 
 Invariants: no program decides how its run ended; `ended` is sent only when no process of the
-program is alive; `reset` reports a clean container only if this was verified; when the channel
-closes or the lifetime ends, the container ends, but a session's container first waits some time for
-another engine if the channel closes; nothing of a run whose engine is gone is sent to the next
-engine.
-Single-threaded, one selector: no call in this file waits for a program.
+program is alive; `reset` reports a clean container only after the supervisor has verified that it
+is clean; when the container's lifetime ends or the channel closes, the container ends, but after
+the channel has closed, a session's container first waits some time for another engine; nothing of a
+run whose engine is gone is sent to the next engine; no call in this file waits for a program,
+because the supervisor has a single thread with one selector.
 """
 
 from __future__ import annotations
@@ -61,25 +62,29 @@ from fumehood.protocol import framing
 from fumehood.protocol.streams import StreamFrame
 
 FILE_CLOCK = getattr(time, "CLOCK_REALTIME_COARSE", 5)
-"""The clock that the kernel uses for the times of files. *Source*: clock_gettime(2),
-<linux/time.h>."""
+"""The clock that the kernel of the operating system uses for the times of files. *Source*:
+clock_gettime(2), <linux/time.h>.
+"""
 
 OUTPUT_PAUSE_S = 0.02
-"""Seconds that printed text may wait for more text before it is forwarded."""
+"""Maximum seconds for which printed text may wait for more text before it is forwarded."""
 MEMORY_LOOK_S = 0.1
-"""Seconds between checks whether the kernel killed a process of the program because memory ran out.
-If the killed process is not the program's first process, only this check detects the kill.
+"""Seconds between checks whether a process of the program was killed because memory ran out. If the
+killed process is not the program's first process, only this check detects it.
 """
 
 HIDDEN_S = 2.0
-"""Seconds between checks whether a killed process is dead although its end was not reported."""
+"""Seconds between checks whether a killed process is dead, in case its end is never reported."""
 
 QUIET_S = 0.25
-"""Seconds without a program after which the fat zygote loads its modules. Loading takes most of a
-second. If a program needs the modules, the zygote loads them earlier."""
+"""Seconds without a program after which the fat zygote loads the image's modules. Loading takes
+most of a second. If a program needs the modules, the zygote loads them earlier.
+"""
 
 CAPABILITIES = 1 << 5 | 1 << 6 | 1 << 7
-"""KILL, SETGID and SETUID. *Source*: capabilities(7), <linux/capability.h>."""
+"""The supervisor's capabilities: KILL, SETGID and SETUID. *Source*: capabilities(7),
+<linux/capability.h>.
+"""
 
 
 def supervise(config: dict[str, Any]) -> None:
@@ -112,27 +117,30 @@ def _start_zygote(config: dict[str, Any], *, thin: bool) -> Zygote:
 
 
 class Supervisor:
-    """The supervisor's event loop and state."""
+    """The event loop of the supervisor, and the data that it uses."""
 
     def __init__(self, thin: Zygote, fat: Zygote | None, config: dict[str, Any]) -> None:
         self._load_at = math.inf
-        """Time at which the fat zygote should load its modules, unless it already has."""
+        """Time at which the fat zygote should load the image's modules, if it has not loaded
+        them.
+        """
         self._max_processes = int(config["processes"])
         self._ends_at = time.monotonic() + float(config["lifetime_s"])
         self._host = Host()
         self._takeover: Takeover | None = None
         self._left_at: float | None = None
-        """Time at which the host disappeared, or None while there is a host."""
+        """Time at which the host disappeared. None while there is a host."""
         self._enforces: dict[str, bool] = {}
         self._run: Run | None = None
         self._output_due: float | None = None
         self._output_told = 0.0
         self._watch_at = 0.0
         self._frozen = contextlib.ExitStack()
-        """An exit stack that resumes the registered processes that were stopped so that a run could
-        end."""
+        """Resumes registered processes when it is closed. They are stopped if otherwise a run could
+        not end.
+        """
         self._orphaned: Run | None = None
-        """A session's run whose first process has ended but that is not concluded yet, or None if
+        """A session's run whose first process has ended, but that was not yet concluded. None if
         there is no such run.
         """
         self._mounts = Mounts(kept=[WORKSPACE] if config["disk_bytes"] else [])
@@ -172,7 +180,7 @@ class Supervisor:
     # -- the loop ---------------------------------------------------------------
 
     def loop(self) -> None:
-        """Serve until the container must end, and then exit. Never returns."""
+        """Serve until the container must end, and then exit. This method never returns."""
         self._selector.register(0, selectors.EVENT_READ, self._on_host)
         self._selector.register(self._wakeup, selectors.EVENT_READ, self._on_sigchld)
         assert self._check is not None
@@ -236,8 +244,8 @@ class Supervisor:
             self._stop(run, "cancelled")
 
     def _keep(self, keep: Keep) -> None:
-        """Become a session's container. From now on, another engine may take over this
-        container.
+        """Make this a session's container, as `keep` describes. From now on, another engine may
+        take over this container.
         """
         self._host.keep = keep
         if self._takeover is None:
@@ -247,8 +255,9 @@ class Supervisor:
             )
 
     def _relays(self) -> int | None:
-        """Return the number of relay processes in use, or None if this is not a session's
-        container."""
+        """Return the number of relay processes in use (see `takeover`), or None if this is not a
+        session's container.
+        """
         return None if self._takeover is None else self._takeover.processes
 
     def _leave_host(self) -> None:
@@ -290,14 +299,14 @@ class Supervisor:
         self._registered.tell()
 
     def _write(self, run: Run, data: bytes) -> None:
-        """Pass bytes to a run's program, after the rest of its request."""
+        """Pass bytes to the program of `run`, after the rest of its request."""
         run.request += data
         self._flush_request()
 
     # -- a run --------------------------------------------------------------------
 
     def _begin(self) -> None:
-        """Start the waiting run, if a child is ready for it."""
+        """Start the run that waits, if a child is ready for it."""
         run = self._run
         if run is None or run.child is not None or run.status is not None:
             return
@@ -349,8 +358,8 @@ class Supervisor:
         return True
 
     def _limit(self, child: Child, cpu_s: int | None, memory_bytes: int | None = None) -> None:
-        """Lower the limits of a child that depend on the call. If an argument is None, the
-        corresponding limit stays as it is. Raises OSError.
+        """Lower those limits of a child that depend on the call. If `cpu_s` or `memory_bytes` is
+        None, this limit stays as it is. Raises OSError if it cannot be changed.
 
         Node gets no memory limit: it reserves far more address space than it uses, so only the
         container's memory limit applies to it.
@@ -364,8 +373,9 @@ class Supervisor:
             child.limit(resource.RLIMIT_NPROC, self._max_processes)
 
     def _begin_next_link(self, run: Run) -> bool:
-        """Give the run to the process that holds the session's variables. Returns False if there is
-        no such process."""
+        """Give the run to the process that holds the session's variables, and return True. Return
+        False if there is no such process.
+        """
         had_any = bool(self._chain.pids) or self._chain.tell_end()
         child, theirs = make_child()
         pid = self._chain.begin(*theirs)
@@ -380,8 +390,8 @@ class Supervisor:
         return True
 
     def _flush_request(self) -> None:
-        """Write as much of the request as the pipe accepts. Write the rest when the pipe has room
-        again.
+        """Write as much of the current run's request as the pipe accepts. The rest is written when
+        the pipe has room again.
         """
         run = self._run
         if run is None or run.child is None or run.child.request_fd < 0:
@@ -419,8 +429,8 @@ class Supervisor:
             self._output_due = max(now, wait_from + OUTPUT_PAUSE_S)
 
     def _on_reply(self) -> None:
-        """Read a program's messages. The last valid message is the program's claim, which counts
-        only after the program's end.
+        """Read the messages of the current run's program. The last valid message is the program's
+        claim, which counts only after the program's end.
         """
         run = self._run
         if run is None or run.child is None:
@@ -455,8 +465,9 @@ class Supervisor:
             run.claim = message
 
     def _fail(self, why: str) -> NoReturn:
-        """End the container because of a fault. If memory ran out during a run, report first that
-        the run ended for lack of memory."""
+        """End the container because of the fault `why`. If memory ran out during a run, first
+        report that the run ended for lack of memory.
+        """
         run = self._run
         if self._check is not None:
             self._host.fail(why)
@@ -471,8 +482,8 @@ class Supervisor:
         end()
 
     def _stop(self, run: Run, reason: str) -> None:
-        """Kill the run's program for a reason. The ending is reported once the kernel confirms the
-        death.
+        """Kill the program of `run` for a reason, such as "memory". The ending is reported only
+        when the operating system confirms that the process is dead.
         """
         if run.killed_for is None:
             run.killed_for = reason
@@ -488,8 +499,8 @@ class Supervisor:
     # -- its end ------------------------------------------------------------------
 
     def _on_end(self, ended: Notice) -> None:
-        """Handle the end of a child that a zygote reaped: the program's first process, or the
-        standby.
+        """Handle the end of a child that a zygote has reaped. The child is the program's first
+        process, or the standby.
         """
         self._cleaner.on_reaped(ended.pid)
         run = self._run
@@ -515,7 +526,7 @@ class Supervisor:
             self._pools.stock()
 
     def _reap(self) -> None:
-        """Reap every dead child: orphans of the program, keepers, and zygotes.
+        """Reap every dead child of the supervisor: orphans of the program, keepers, and zygotes.
 
         Raises:
             PreforkFailed: a zygote is dead.
@@ -529,8 +540,8 @@ class Supervisor:
                 self._on_orphan(ended)
 
     def _on_orphan(self, ended: children.Ended) -> None:
-        """Count the resources of a dead process whose parent is gone. In a session, this process
-        may be the run's first process.
+        """Count the resources that a dead process, whose parent is gone, has used. In a session,
+        this process may be the run's first process.
         """
         run = self._run
         if run is None:
@@ -545,7 +556,8 @@ class Supervisor:
 
     def _conclude(self, run: Run) -> None:
         """End a run: kill its remaining processes, except those that keep a session's variables,
-        clean up, and report its ending."""
+        clean up, and report the run's ending.
+        """
         run.is_over = True
         state = self._settle(run)
         self._streams.end()
@@ -582,8 +594,8 @@ class Supervisor:
         self._load_at = time.monotonic() + QUIET_S
 
     def _finish(self, run: Run, why: str | None) -> None:
-        """Report whether the container is clean, and end the container if it is not. `why` is the
-        reason why the container is not clean, or None if it is clean.
+        """Report whether the container is clean after `run`, and end the container if it is not.
+        `why` is the reason why the container is not clean, or None if it is clean.
         """
         if not run.is_left:
             self._host.send({"op": "reset", "id": run.id, "clean": why is None, "why": why})
@@ -593,15 +605,16 @@ class Supervisor:
             end()
 
     def _prepare_standby(self) -> None:
-        """Prepare a standby, unless waiting processes of a session or registered processes
-        exist.
+        """Prepare a standby Node process, unless there are waiting processes of a session or
+        registered processes.
         """
         if not self._chain.pids and not self._registered.pids:
             self._standby.prepare()
 
     def _settle(self, run: Run) -> str | None:
         """Update the chain after a run, and return the state of the session's variables: `kept`,
-        `rolled_back`, `reset`, or None if the run could not change them."""
+        `rolled_back` or `reset`. Return None if the run could not change them.
+        """
         if not run.keep:
             return None
         action, token = run.trial or ("", "")
@@ -652,7 +665,9 @@ class Supervisor:
     # -- registered processes ----------------------------------------------------------
 
     def _limits(self, config: dict[str, Any]) -> list[tuple[int, int]]:
-        """Return the limits of a registered process: a program's limits without the time limits."""
+        """Return the limits of a registered process. They are the limits of a program without the
+        time limits.
+        """
         limits = limits_of(config)
         if self._counters.memory_limit is None:
             preloaded_bytes = max(map(address_space_bytes, self._pools.zygote_pids))
@@ -662,17 +677,17 @@ class Supervisor:
         return limits
 
     def _pids_of(self, run: Run) -> list[int]:
-        """Return the process ids of a run's processes. Registered processes are not included."""
+        """Return the ids of a run's processes. Registered processes are not among them."""
         child = run.child.pid if run.child is not None else 0
         if run.is_over:  # all other processes were killed
             return [child] if run.stayed else []
         return self._trees.strangers(self._chain.pids - {child})
 
     def _look_after_registered(self, run: Run | None) -> None:
-        """Handle the processes that dead keepers have left: kill them, or let the current run's
-        cleaning kill them. They cannot be told apart from a call's processes any more. A keeper
-        that the supervisor has not killed was killed because memory ran out, so the current run is
-        ended for the same reason.
+        """Handle the processes that dead keepers have left. They cannot be told apart from a call's
+        processes any more, so they are killed, either now or by the cleaning after the current run.
+        If a keeper was killed by something other than the supervisor, memory has run out, so the
+        current run is ended for this reason.
         """
         if not self._registered.has_lost:
             return
@@ -688,14 +703,15 @@ class Supervisor:
 
     @staticmethod
     def _is_chained(run: Run | None) -> bool:
-        """Return whether a run uses the chain's processes, so that they are not waiting during the
-        run.
+        """Return whether a run uses the processes of the chain. If so, they are not waiting during
+        the run.
         """
         return run is not None and run.keep and run.program == "python"
 
     def _watch_chain(self, run: Run | None, now: float) -> None:
-        """Kill the processes that hold a session's variables if one of them was woken between
-        calls."""
+        """Between calls, kill the processes that hold a session's variables if one of them was
+        woken. `run` is the current run, and `now` the current time.
+        """
         if now < self._watch_at or not self._chain.pids or self._is_chained(run):
             return
         self._watch_at = now + WATCH_S
@@ -728,7 +744,7 @@ class Supervisor:
 
     def _waits_until(self) -> float:
         """Return the time at which this container ends if no engine takes it over. Return infinity
-        if it has a host.
+        if the container has a host.
         """
         if self._left_at is None or self._host.keep is None:
             return math.inf
@@ -765,9 +781,9 @@ class Supervisor:
             self._stop(run, "cpu_time")
 
     def _look_at_killed(self, run: Run, pid: int, now: float) -> None:
-        """Conclude a killed run if its first process is dead although the death was not reported.
-        Another process of the run can prevent the report. If the first process is still alive and
-        there are registered processes, stop these, because they may use all CPU time.
+        """Conclude a killed run if its first process `pid` is dead, but this was not reported,
+        because another process of the run prevents the report. If the first process is still alive
+        and there are registered processes, stop these, because they may use all CPU time.
         """
         if now >= run.look_at:
             run.look_at = now + HIDDEN_S
@@ -779,14 +795,14 @@ class Supervisor:
 
 
 def _has_cpu_limit(run: Run) -> bool:
-    """Return whether a run's CPU time must be checked, because the run can reach its CPU limit
-    before its wall time limit.
+    """Return whether a run's CPU time must be checked. It need not be if the run cannot reach its
+    CPU limit before its wall time limit.
     """
     return run.was_paused or run.limits.cpu_s < run.limits.wall_s
 
 
 def _pause(run: Run, *, is_paused: bool) -> None:
-    """Pause or resume the wall clock of a run."""
+    """If `is_paused` is True, pause the wall clock of a run, otherwise let it continue."""
     now = time.monotonic()
     if is_paused and run.left_s is None:
         run.left_s, run.deadline, run.was_paused = run.deadline - now, math.inf, True

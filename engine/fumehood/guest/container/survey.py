@@ -1,9 +1,10 @@
 """A survey of a write or a deletion: the current state of everything that the operation affects.
 
-Guest side, in the child that carries out file operations; used by `files`. Nothing is changed. The
-same survey is made twice: for the approver, and in the approved request, where the survey's hash
-must be the approved hash. Invariants: a survey is complete or refused; an approved request does not
-change what its survey could not see.
+Guest side, in the child that carries out file operations; used by `files`. A survey changes
+nothing. It is made twice: first for the person who approves the operation, and again when the
+approved request is carried out. The hash of the second survey must equal the hash that was
+approved. Invariants: a survey is complete or refused; an approved request does not change what its
+survey could not see.
 """
 
 from __future__ import annotations
@@ -32,11 +33,13 @@ from fumehood.guest.core.pipes import held
 from fumehood.protocol.framing import MAX_DIRECTORY_DEPTH
 
 FORMAT = b"fumehood.survey.1\n"
-"""Version of the manifest. Changing it changes every hash, so earlier approvals become invalid."""
+"""Version of the encoding that is hashed. If it changes, every hash changes, so earlier approvals
+become invalid.
+"""
 
 MAX_HASHED_BYTES = 1 << 30
-"""Maximum total size of the hashed files: twice the largest workspace. Sparse files can exceed it;
-those are identified by their version instead.
+"""Maximum total size in bytes of the hashed files. It is twice the largest workspace. Sparse files
+can exceed it; files beyond it are identified by their version instead of a hash.
 """
 
 CHUNK_BYTES = 1 << 20
@@ -64,7 +67,7 @@ class Outcome:
 
 
 class Survey:
-    """One survey of the workspace, for one request."""
+    """One survey of the workspace, for the write or deletion that `request` describes."""
 
     def __init__(self, request: dict[str, Any]) -> None:
         self._entries: dict[str, Entry] = {}
@@ -77,7 +80,7 @@ class Survey:
             self._look_before_deleting(request["paths"], bool(request["recursive"]))
 
     def base(self) -> str:
-        """SHA-256 over all entries and the outcome of each path."""
+        """The survey's hash: the SHA-256 over all entries and the outcome of each path."""
         total = hashlib.sha256(FORMAT)
         for entry in self._sorted():
             total.update(_line(entry))
@@ -86,9 +89,9 @@ class Survey:
         return total.hexdigest()
 
     def told(self, most: int) -> dict[str, Any]:
-        """Return the answer: at most `most` entries, as many as fit; the hash of all entries; and
-        the number and size of the existing entries at or below the request's paths, which a
-        deletion would remove.
+        """Return the answer to the host. It has at most `most` entries, as many as fit, and the
+        hash of all entries. It also has the number and the total size of the existing entries at or
+        below the request's paths, which a deletion would remove.
         """
         shown: list[Entry] = []
         room = MAX_ANSWER_BYTES
@@ -158,8 +161,9 @@ class Survey:
     # -- a deletion ---------------------------------------------------------------------
 
     def _look_before_deleting(self, paths: list[str], recursive: bool) -> None:
-        """Survey the paths in the order of deletion. Entries that the deletion of an earlier path
-        removes count as missing for later paths."""
+        """Survey the paths in the order in which they would be deleted. An entry that is deleted
+        with an earlier path counts as missing for later paths.
+        """
         gone: set[str] = set()
         for path in paths:
             try:
@@ -205,9 +209,9 @@ class Survey:
 
     @contextmanager
     def _parent(self, path: str, *, may_lack: bool = False) -> Iterator[tuple[int, str]]:
-        """Record each directory above a path, and yield a descriptor of the path's directory and
-        the last name. With `may_lack`, a directory may be missing: then yield the last existing
-        directory and the first missing name.
+        """Record each directory above a path. Yield a descriptor of the directory that contains the
+        path, and the last name of the path. If `may_lack` is True, directories may be missing. If
+        one is, yield the last existing directory and the first missing name instead.
         """
         *above, last = path.split("/")
         if any(name in ("", ".", "..") for name in (*above, last)):
@@ -235,7 +239,9 @@ class Survey:
                 os.close(directory)
 
     def _note(self, path: str, name: str, directory: int, status: os.stat_result) -> Any:
-        """Record an entry. Returns the file's hash object if the file was read now, else None."""
+        """Record the entry `name` of the open directory `directory`. `path` is its whole path. If
+        it is a file whose content was read for this, return its hash object, otherwise None.
+        """
         if path in self._entries:
             return None
         if len(os.fsencode(path)) > MAX_PATH_BYTES:
@@ -259,7 +265,9 @@ class Survey:
         return digest
 
     def _digest(self, name: str, directory: int, path: str, status: os.stat_result) -> Any:
-        """Return the SHA-256 hash object of a file, or None if it is unreadable or too large."""
+        """Return the SHA-256 hash object of a file's content, or None if the file is unreadable or
+        too large.
+        """
         if status.st_size > self._left_to_hash:
             return None
         self._left_to_hash -= status.st_size
@@ -275,7 +283,8 @@ class Survey:
 
 
 def hold_to(request: dict[str, Any]) -> dict[str, Outcome]:
-    """Return the refused paths of a request, if the hash of its survey is still `expected`.
+    """Make the survey of a request again, and return its refused paths with their outcomes, if its
+    hash is still `request["expected"]`.
 
     Raises:
         Refused: the workspace has changed.
@@ -287,7 +296,9 @@ def hold_to(request: dict[str, Any]) -> dict[str, Outcome]:
 
 
 def _require_change(directory: int) -> None:
-    """Raise Refused unless names in a directory can be created and removed."""
+    """Check that entries of an open directory can be created and removed. Raises Refused if they
+    cannot.
+    """
     if not os.access(".", os.W_OK | os.X_OK, dir_fd=directory):
         raise Refused("no_right", "The directory cannot be written.")
 
@@ -305,7 +316,7 @@ def _opened(name: str, directory: int, path: str) -> Iterator[int]:
 
 
 def _is_within(path: str, tops: set[str]) -> bool:
-    """Whether a path is one of `tops`, or below one of them."""
+    """Whether a path is one of the paths `tops`, or below one of them."""
     while path:
         if path in tops:
             return True
@@ -318,7 +329,9 @@ def _shown(path: str, kind: str) -> Entry:
 
 
 def _text(name: str, field: str) -> Entry:
-    """Return a name as text. If it is not UTF-8, escape it and add its bytes in base64."""
+    """Return an entry that has a name as text in `field`. If the name is not UTF-8, escape it and
+    add its bytes in base64.
+    """
     raw = os.fsencode(name)
     try:
         return {field: raw.decode("utf-8")}
@@ -328,6 +341,6 @@ def _text(name: str, field: str) -> Entry:
 
 
 def _line(value: Entry) -> bytes:
-    """Return the canonical encoding of a value, which is the same here and on the host."""
+    """Return the canonical encoding of a value. It is the same in the guest and on the host."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
     return text.encode("ascii") + b"\n"

@@ -1,11 +1,12 @@
 """Takeover: another engine becomes the host of a session whose own engine is gone.
 
-Guest side. The next engine runs `relay` in the container (`docker exec`). The relay passes its
+Guest side. The next engine runs `relay` in the container (`docker exec`). This process passes its
 standard input and output to the supervisor, through a socket in the container's network namespace,
 and waits until the supervisor releases it. Programs can also reach this socket. So the supervisor
-accepts a message only if the kernel confirms that the sender is root's, and that Docker has started
-it. The sender is read from each message (SCM_CREDENTIALS), because gVisor's SO_PEERCRED returns the
-credentials of the reader. Invariant: a host with a lower or equal epoch is refused.
+accepts a message only if the operating system confirms that its sender runs as root and that Docker
+has started the sender. The sender is read from each message (SCM_CREDENTIALS), because gVisor's
+SO_PEERCRED returns the credentials of the reader. Invariant: a host is refused if its epoch is not
+higher than that of the current host.
 """
 
 from __future__ import annotations
@@ -18,12 +19,14 @@ from fumehood.guest.container import processes
 from fumehood.guest.core.pipes import receive
 
 ADDRESS = "\0fumehood-takeover"
-"""The address of the supervisor's socket. It is an abstract address: a socket file would be in a
-writable directory, and programs can access all of these."""
+"""The address of the supervisor's socket. It is abstract, because a socket file would be in a
+writable directory, and programs can access all of these.
+"""
 
 DESCRIPTORS = 3
-"""Number of descriptors in a relay's message: its input, its output, and one end of a socket that
-stays open until the relay is released."""
+"""Number of descriptors in a relay's message. They are the relay's input, its output, and one end
+of a socket that stays open until the relay is released.
+"""
 
 EPOCH_BYTES = 16
 REFUSED = 3
@@ -31,7 +34,7 @@ REFUSED = 3
 
 
 class Takeover:
-    """The supervisor's side of takeovers: receives the messages of relays, and keeps the current
+    """The supervisor's side of takeovers. It receives the messages of relays, and keeps the current
     relay waiting until its release.
     """
 
@@ -48,8 +51,10 @@ class Takeover:
         return int(self._held is not None)
 
     def accept(self, epoch: int) -> tuple[int, int, int] | None:
-        """Receive a relay's message. Return the new host's epoch, input and output, or None if the
-        message is refused, for example because its epoch is not above `epoch`."""
+        """Receive a relay's message. Return the new host's epoch, and descriptors of its input and
+        output. Return None if the message is refused, for example because its epoch is not above
+        `epoch`.
+        """
         try:
             said, descriptors, sender = receive(self.listener, EPOCH_BYTES, DESCRIPTORS)
         except OSError:
@@ -66,15 +71,15 @@ class Takeover:
         return int(said), readable, writable
 
     def let_go(self) -> None:
-        """End the current relay, if there is one."""
+        """Release the current relay, if there is one, so that it ends."""
         if self._held is not None:
             os.close(self._held)
             self._held = None
 
 
 def relay(config: dict[str, Any]) -> None:
-    """Pass this process's standard input and output to the supervisor, and exit once the supervisor
-    refuses or releases this relay.
+    """Pass this process's standard input and output to the supervisor. Exit once the supervisor has
+    refused or released this process.
     """
     ours, theirs = socket.socketpair()
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as end:

@@ -1,13 +1,14 @@
 """The trees of registered processes, which survive the end of a call.
 
 Guest side, used by the supervisor and by keepers. A registered process runs as the same user as the
-programs of calls, so only information from the kernel tells them apart: the ancestors of a
-registered process include its keeper, a root process that becomes the parent of all orphans below
-it. Invariants: nothing that a program chooses (name, group, session, files) counts; a process whose
-ancestors cannot be read, for example because it vanished meanwhile, is not spared.
+programs of calls, so only information from the operating system tells them apart: among the
+ancestors of a registered process is its keeper, a root process that becomes the parent of all
+orphans below it. Invariants: nothing that a program chooses (name, group, session, files) counts;
+if the ancestors of a process cannot be read, for example because it vanished meanwhile, the process
+is not spared.
 
-A process never leaves its tree, so a process that was found once is not looked up again. Its stat
-file stays open, and never shows another process with the same id.
+A process never leaves its tree. So the ancestors of a process that was found once are not searched
+again. The stat file of such a process stays open, and never shows another process with the same id.
 """
 
 from __future__ import annotations
@@ -24,19 +25,22 @@ from fumehood.guest.core import kernel
 from fumehood.guest.core.children import status
 
 MAX_CLIMBS = 5
-"""Maximum number of attempts to follow a process's ancestors to its keeper. An attempt fails if an
-ancestor ends meanwhile."""
+"""Maximum number of attempts to follow the ancestors of a process up to its keeper. An attempt
+fails if an ancestor ends meanwhile.
+"""
 
 STAT_BYTES = 1024
 THREADS_FIELD = 17
-"""Index of the number of threads among the fields that follow the name in a stat file. *Source*:
-proc_pid_stat(5), num_threads."""
+"""Index of the number of threads in a stat file, among the fields that follow the name. *Source*:
+proc_pid_stat(5), num_threads.
+"""
 
 END_PAUSE_S = 0.001
 
 MAX_LOOKS = 200
 """Maximum number of searches for new processes of a tree before the tree is killed. Without this
-limit, processes that resume each other could prevent the kill for ever."""
+limit, processes that resume each other could prevent the kill for ever.
+"""
 
 
 @dataclass(eq=False)
@@ -47,12 +51,12 @@ class _Known:
     """The descriptor of the process's open stat file."""
     threads: int = 0
     cpu_ns: int | None = None
-    """CPU time at the last count, or None for a process with a single thread."""
+    """CPU time in nanoseconds at the last count, or None if the process has a single thread."""
 
 
 class Trees:
-    """All processes below the keepers. `keepers` returns the keepers' process ids, and `own`
-    returns the process ids of the guest's other processes.
+    """All processes below the keepers. `keepers` returns the process ids of the keepers, and `own`
+    those of the guest's other processes.
     """
 
     def __init__(
@@ -62,7 +66,9 @@ class Trees:
         *,
         cached: bool,
     ) -> None:
-        """With `cached`, a process that was found once is not looked up again."""
+        """If `cached` is True, the ancestors of a process that was found once are not searched
+        again.
+        """
         self._keepers = keepers
         self._own = own
         self._is_cached = cached
@@ -72,8 +78,8 @@ class Trees:
         """Return two values: the number of threads of the known processes, and whether this number
         has certainly not changed since the last count. Processes that are gone are forgotten.
 
-        A known process that exists now existed at the last count. The threads of a process do not
-        change while it uses no CPU time.
+        A known process that exists now also existed at the last count. The number of threads of a
+        process does not change while the process uses no CPU time.
         """
         count, is_same = 0, True
         for pid, known in list(self._known.items()):
@@ -93,15 +99,15 @@ class Trees:
 
     def strangers(self, spared: Collection[int] = ()) -> list[int]:
         """Return the same process ids as `processes.strangers`, but without the processes below
-        keepers.
+        keepers. `spared` has the same meaning.
         """
         if not self._keepers():
             return processes.strangers(spared)
         return self._look(spared)[0]
 
     def intruders(self) -> list[int]:
-        """Return the ids of root's processes that neither the guest nor Docker has started. Call
-        this only while no zygote is forking a child.
+        """Return the ids of processes that run as root, but were started neither by the guest nor
+        by Docker. Call this only while no zygote is forking a child.
         """
         keepers = self._keepers()
         found = [
@@ -112,20 +118,20 @@ class Trees:
         return [pid for pid in found if not self._is_below(pid, keepers, ())] if keepers else found
 
     def kill_all(self, spared: Collection[int] = ()) -> int:
-        """Send SIGKILL to all processes that `strangers` returns. Returns their number."""
+        """Send SIGKILL to all processes that `strangers` returns, and return their number."""
         return processes.kill(self.strangers(spared))
 
     def kill_living(self, spared: Collection[int]) -> int:
-        """Send SIGKILL to all processes that `strangers` returns. Returns how many of them still
-        existed. Unlike the number that `kill_all` returns, this number becomes 0 even if registered
-        processes start and end all the time.
+        """Send SIGKILL to all processes that `strangers` returns. Return how many of them still
+        existed. Unlike the result of `kill_all`, this number becomes 0 even if registered processes
+        start and end all the time.
         """
         return sum(processes.kill([pid]) for pid in self.strangers(spared) if status(pid))
 
     @contextmanager
     def frozen(self, spared: Collection[int]) -> Iterator[Callable[[], None]]:
         """Yield a function that stops all processes below keepers. When the block is left, the
-        processes that the function has stopped are resumed. Without `cached`, the function does
+        processes that the function has stopped are resumed. If `cached` is False, the function does
         nothing, because gVisor sends SIGHUP to process groups that were stopped.
         """
         seen: set[int] = set()
@@ -148,7 +154,7 @@ class Trees:
                     os.kill(pid, signal.SIGCONT)
 
     def forget(self) -> None:
-        """Forget all known processes, because a keeper is gone and the processes below it have no
+        """Forget all known processes, because a keeper is gone, so the processes below it have no
         keeper any more.
         """
         for known in self._known.values():
@@ -156,7 +162,9 @@ class Trees:
         self._known.clear()
 
     def _look(self, spared: Collection[int]) -> tuple[list[int], list[int]]:
-        """Return two lists of process ids: the strangers, and the processes below keepers."""
+        """Return two lists of process ids: those that `strangers` returns, and those of the
+        processes below keepers.
+        """
         self.count()  # forgets processes that are gone, whose ids may be used again
         keepers = self._keepers()
         kept = set(self._known)
@@ -191,8 +199,8 @@ class Trees:
 
 
 def below(root: int) -> set[int]:
-    """Return the ids of all descendants of `root`. Descendants whose parent ends during the search
-    may be missing.
+    """Return the ids of all descendants of the process `root`. If the parent of a descendant ends
+    during the search, this descendant may be missing.
     """
     children: dict[int, list[int]] = {}
     for pid in processes.all_pids():
@@ -209,7 +217,7 @@ def below(root: int) -> set[int]:
 
 
 def _kill_below(root: int) -> int:
-    """Send SIGKILL to all descendants of `root`. Returns their number.
+    """Send SIGKILL to all descendants of the process `root`, and return their number.
 
     Each descendant is stopped before the next search, so none can fork while the others are killed.
     """
@@ -226,7 +234,9 @@ def _kill_below(root: int) -> int:
 
 
 def end_below(root: int, reap: Callable[[], object]) -> None:
-    """Kill all descendants of `root`, and call `reap`, until none is left."""
+    """Kill the descendants of the process `root`, and call `reap`, again and again until none is
+    left.
+    """
     while _kill_below(root):
         reap()
         time.sleep(END_PAUSE_S)  # a killed process takes time to die and to be reaped

@@ -1,8 +1,8 @@
 """Access to a session's workspace by descriptors, one name at a time, without following links.
 
 Guest side, in the child that carries out file operations. No program of the session runs at the
-same time, but anything may be left there: links, pipes, device names, directories without
-permissions.
+same time, but earlier programs may have left anything in the workspace: links, pipes, device names,
+directories without permissions.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from fumehood.guest.core.pipes import held
 WORKSPACE = "/workspace"
 
 MAX_PATH_BYTES = 4096 - len(f"{WORKSPACE}/") - 1
-"""Maximum number of bytes of a path below the workspace, as on the host. Programs can create longer
-paths step by step, but the host cannot name them.
+"""Maximum number of bytes of a path below the workspace. The host has the same limit. Programs can
+create longer paths step by step, but the host cannot name these.
 """
 
 MAX_ANSWER_BYTES = 200 * 1024
-"""Size limit of the entries in one answer."""
+"""Maximum size in bytes of the entries in one answer."""
 
 UPLOAD_PREFIX = ".fumehood-upload-"
-"""Name prefix of an unfinished file, which no listing shows."""
+"""Prefix of the name of an unfinished file. No listing shows such a file."""
 
 WRITE_PREFIX = f"{UPLOAD_PREFIX}new-"
-"""Name prefix of an unfinished file that a single request writes. An upload takes several requests,
-so its prefix is `UPLOAD_PREFIX`.
+"""Prefix of the name of an unfinished file that a single request writes. An upload takes several
+requests, and its file has the prefix `UPLOAD_PREFIX`.
 """
 
 DIRECTORY_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -38,7 +38,9 @@ NEW_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class Refused(Exception):
-    """The operation is refused. `kind` is a fixed word, and the message is one sentence."""
+    """The operation is refused. `kind` is one of a few fixed words, and the message is one
+    sentence.
+    """
 
     def __init__(self, kind: str, message: str) -> None:
         super().__init__(message)
@@ -47,8 +49,9 @@ class Refused(Exception):
 
 @contextmanager
 def directory_at(path: str, *, make: bool = False, named: str = "") -> Iterator[int]:
-    """Open a directory of the workspace, name by name, and yield its descriptor. With `make`,
-    create missing directories. `named` is the path in the messages of refusals."""
+    """Open the directory `path` of the workspace, one name at a time, and yield its descriptor. If
+    `make` is True, create missing directories. `named` is the path that messages of refusals name.
+    """
     directory = os.open(WORKSPACE, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         for name in path.split("/") if path else ():
@@ -61,8 +64,8 @@ def directory_at(path: str, *, make: bool = False, named: str = "") -> Iterator[
 
 
 def enter(name: str, directory: int, path: str, *, make: bool = False) -> int:
-    """Open a directory in an open directory, and return its descriptor. With `make`, create it if
-    it is missing. `path` is the whole path, for messages.
+    """Open the directory `name` in the open directory `directory`, and return its descriptor. If
+    `make` is True and it is missing, create it. `path` is the whole path, for messages.
 
     Raises:
         Refused: the directory is missing, is a link, is not a directory, or may not be entered by
@@ -90,7 +93,9 @@ def enter(name: str, directory: int, path: str, *, make: bool = False) -> int:
 
 @contextmanager
 def parent_of(path: str, *, make: bool = False) -> Iterator[tuple[int, str]]:
-    """Open the parent directory of a path. Yields its descriptor and the path's last name."""
+    """Open the parent directory of a path. Yield its descriptor and the last name of the path. If
+    `make` is True, create missing directories.
+    """
     above, _, name = path.rpartition("/")
     if name in ("", ".", ".."):
         raise Refused("invalid", "The path is not made of plain names.")
@@ -108,8 +113,10 @@ def status_of(name: str, directory: int, path: str) -> os.stat_result:
 
 
 def open_plain(name: str, directory: int, path: str, flags: int = os.O_RDONLY) -> int:
-    """Open a plain file, and return its descriptor. Raises Refused for anything else, without
-    blocking and without following a link."""
+    """Open the plain file `name` in the open directory `directory`, and return its descriptor.
+    `path` is the whole path, for messages. Raises Refused for anything else, without blocking and
+    without following a link.
+    """
     status = status_of(name, directory, path)
     if stat.S_ISLNK(status.st_mode):
         raise Refused("link", f"{path} is a symbolic link, which is not followed.")
@@ -121,10 +128,10 @@ def open_plain(name: str, directory: int, path: str, flags: int = os.O_RDONLY) -
 
 @contextmanager
 def new_file(directory: int, mode: int = 0o644) -> Iterator[tuple[int, str]]:
-    """Create a file that no listing shows until the block renames it. If the block fails, the file
-    is removed.
+    """Create a file in an open directory that no listing shows until the block renames it. If the
+    block fails, the file is removed.
 
-    Yields the file's descriptor and its name, which programs cannot predict.
+    Yield the file's descriptor and its name, which programs cannot predict.
     """
     name = f"{WRITE_PREFIX}{os.urandom(16).hex()}"
     with held(os.open(name, NEW_FLAGS, mode, dir_fd=directory)) as descriptor:
@@ -137,8 +144,8 @@ def new_file(directory: int, mode: int = 0o644) -> Iterator[tuple[int, str]]:
 
 
 def empty(directory: int) -> None:
-    """Remove everything in an open directory. A directory inside a directory is moved to the top
-    first, so one descriptor is enough, however deeply they are nested.
+    """Remove everything in an open directory. Inner directories are first moved to the top, so one
+    descriptor is enough, however deeply they are nested.
     """
     while names := os.listdir(directory):
         for name in names:
@@ -163,7 +170,7 @@ def is_directory(name: str, directory: int) -> bool:
 
 
 def is_nameable(path: str) -> bool:
-    """Whether the host can name a path: the path must be UTF-8 and not too long."""
+    """Whether the host can name a path. For this, the path must be UTF-8 and not too long."""
     try:
         return len(path.encode("utf-8")) <= MAX_PATH_BYTES
     except UnicodeEncodeError:

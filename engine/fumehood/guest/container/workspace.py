@@ -1,9 +1,11 @@
-"""The writable mounts: their state, the files that a program left, and their removal.
+"""The writable mounts: what state they are in, the files that a program left, and the removal of
+these files.
 
 Guest side. The supervisor inspects the mounts itself. It cannot read or remove their content,
-because it runs as root without the capability to bypass permissions. A housekeeper does this: a
-short-lived process of the programs' user, forked when no process of the program is left, which runs
-only this file. Every path is walked by descriptors, one name at a time, without following links.
+because it runs as root without the capability to bypass permissions. A housekeeper does this. It is
+a short-lived process of the programs' user, forked when no process of the program is left, and it
+runs only this file. Every path is walked by descriptors, one name at a time, without following
+links.
 """
 
 from __future__ import annotations
@@ -30,29 +32,32 @@ MOUNTS = (WORKSPACE, "/tmp", "/dev/shm")  # noqa: S108  # the container's own
 
 MAX_FILES = 100
 MAX_TOTAL_BYTES = 64 << 20
-"""Maximum total size of the files of one run. Further files are counted and left out."""
+"""Maximum total size in bytes of the files of one run. Files beyond it are counted and left out."""
 
 QUICK_LOOKS = 200
 """Maximum number of entries that the supervisor examines itself. If there are more, it starts a
-housekeeper."""
+housekeeper.
+"""
 
 DATA_BYTES = 48 * 1024
-"""Maximum number of a file's bytes in one frame."""
+"""Maximum number of bytes of a file in one frame."""
 
 Tell = Callable[[dict[str, Any]], None]
 
 
 def _usage(path: str) -> tuple[int, int, int]:
-    """Return the used blocks, used inodes, and total inodes of a file system."""
+    """Return the used blocks, used inodes, and total inodes of the file system at `path`."""
     found = os.statvfs(path)
     return found.f_blocks - found.f_bfree, found.f_files - found.f_ffree, found.f_files
 
 
 class Mounts:
-    """The state of the writable mounts before any run."""
+    """The writable mounts, and the state that they had before any run."""
 
     def __init__(self, paths: Sequence[str] = MOUNTS, *, kept: Sequence[str] = ()) -> None:
-        """`kept` are the mounts whose files outlive the container. These are never emptied."""
+        """`paths` are all writable mounts. `kept` are those whose files outlive the container.
+        These are never emptied.
+        """
         self.paths = tuple(path for path in paths if os.path.ismount(path))
         self.emptied = tuple(path for path in self.paths if path not in kept)
         self._clean = {path: _usage(path) for path in self.emptied}
@@ -63,8 +68,9 @@ class Mounts:
         self._changes.register(self._watched, select.POLLPRI)
 
     def are_clean(self) -> bool:
-        """Whether all mounts except those in `kept` are as before any run: their used blocks and
-        inodes are unchanged, or, if a file system does not count inodes, the mounts are empty.
+        """Whether all mounts except those in `kept` are as before any run. For this, their used
+        blocks and inodes must be unchanged. If a file system does not count inodes, its mount must
+        be empty.
         """
         if not self._count_inodes:
             return not any(os.listdir(path) for path in self.emptied)
@@ -80,13 +86,15 @@ class Mounts:
 
     def are_the_same(self) -> bool:
         """Whether nothing was mounted, unmounted or remounted. *Source*: proc_pid_mounts(5). The
-        kernel signals changes, so the table is not read on every call.
+        operating system signals changes, so the table of mounts is not read on every call.
         """
         return not self._changes.poll(0) or _mount_table() == self._table
 
 
 def message_queues(path: str = "/dev/mqueue") -> list[str]:
-    """Return the POSIX message queues, which outlive processes. The filter forbids making any."""
+    """Return the names of the POSIX message queues, which outlive processes. The system-call filter
+    forbids programs to make any.
+    """
     try:
         return os.listdir(path)
     except OSError:
@@ -99,10 +107,11 @@ def _mount_table() -> bytes:
 
 
 def keep_house(run_id: int, tell: Tell, mounts: Sequence[str], since_ns: int | None = None) -> int:
-    """Send the workspace's files and the figures to the host, then empty `mounts`. Returns the
-    number of files left out.
+    """Send the workspace's files and the figures of the run `run_id` to the host with `tell`, then
+    empty `mounts`. Return the number of files left out.
 
-    With `since_ns`, only files changed since then are sent, and only figures are removed.
+    If `since_ns` is given, only files changed since that time are sent, and only figures are
+    removed.
     """
     handing = _Handing(run_id, tell)
     if WORKSPACE in mounts:
@@ -117,8 +126,9 @@ def keep_house(run_id: int, tell: Tell, mounts: Sequence[str], since_ns: int | N
 
 
 def has_changed(since_ns: int) -> bool:
-    """Whether there are figures, or files changed since `since_ns`, to send to the host, or whether
-    this cannot be determined. Reads only names and times, so the supervisor may call it.
+    """Whether there is anything to send to the host: figures, or files changed since the time
+    `since_ns`. True if this cannot be determined. Only names and times are read, so the supervisor
+    may call this function.
     """
     left = QUICK_LOOKS
     waiting = [WORKSPACE]
@@ -144,7 +154,7 @@ def has_figures() -> bool:
 
 
 class _Handing:
-    """Sends files with their content, up to the limits of one run."""
+    """Sends files with their content to the host, up to the limits of one run."""
 
     def __init__(self, run_id: int, tell: Tell) -> None:
         self.left_out = 0
@@ -154,8 +164,9 @@ class _Handing:
         self._bytes = 0
 
     def all_below(self, root: str, kind: str, since_ns: int) -> None:
-        """Send each plain file below `root` that has changed since `since_ns`, sorted by path,
-        except files in `.git` directories.
+        """Send each plain file below the directory `root` that has changed since the time
+        `since_ns`, sorted by path, except files in `.git` directories. `kind` is the kind of these
+        files.
         """
         for path, directory, name, found in _walk(root):
             is_old = found.st_ctime_ns < since_ns  # only the kernel sets this time
@@ -195,8 +206,9 @@ def _hand_over(run_id: int, tell: Tell, path: str, descriptor: int, size: int, k
 
 
 def _walk(root: str) -> Iterator[tuple[str, int, str, os.stat_result]]:
-    """Yield all entries except directories, sorted by path: (path, directory's descriptor, name,
-    status). A directory that cannot be walked is itself yielded.
+    """Yield all entries below the directory `root` except directories, sorted by path: (path,
+    directory's descriptor, name, status). If a directory cannot be walked, yield the directory
+    itself.
     """
     top = os.open(root, os.O_RDONLY | os.O_DIRECTORY)
     open_directories = [("", top, os.fstat(top), _names(top))]
@@ -222,13 +234,15 @@ def _walk(root: str) -> Iterator[tuple[str, int, str, os.stat_result]]:
 
 
 def _names(directory: int) -> list[str]:
-    """Return the names in a directory in reverse order, so that `pop` returns them in order."""
+    """Return the names in an open directory in reverse order, so that `pop` returns them in
+    order.
+    """
     return sorted(os.listdir(directory), reverse=True)
 
 
 def _open(name: str, directory: int, found: os.stat_result) -> int:
-    """Open a file or directory for reading, even if its owner removed its own permission. `_close`
-    restores the mode. Raises OSError.
+    """Open a file or directory for reading, even if its owner has removed its own permission.
+    `found` is its status. `_close` restores the mode. Raises OSError if it cannot be opened.
     """
     is_directory = stat.S_ISDIR(found.st_mode)
     if _is_closed(found):
@@ -245,7 +259,9 @@ def _close(descriptor: int, found: os.stat_result) -> None:
 
 
 def _is_closed(found: os.stat_result) -> bool:
-    """Whether the mode forbids its owner to read the file, or to read or enter the directory."""
+    """Whether the mode in `found` forbids the owner to read the file, or to read or enter the
+    directory.
+    """
     needed = 0o500 if stat.S_ISDIR(found.st_mode) else 0o400
     return found.st_mode & needed != needed
 

@@ -1,13 +1,13 @@
 """A zygote of a container: loads modules once, forks children, and reaps them.
 
-Guest side. If an image preloads modules, there are two zygotes: the thin zygote loads only the
+Guest side. If an image preloads modules, there are two zygotes. The thin zygote loads only the
 standard library, and the fat zygote also loads the image's modules. A program that needs only the
 standard library is forked from the thin zygote, so the memory pages of the image's modules are not
 copied for it. Invariant: a zygote never receives a byte of any call. It receives one constant byte
-with a child's descriptors, answers with the child's process id, and later reports the child's exit
-status and resource usage from the kernel. The zygote itself is the parent of its children, so no
-child needs a second fork. The parent of a program's orphans is the supervisor, the container's
-first process.
+with the descriptors of a child, and answers with the child's process id. Later it reports the exit
+status and resource usage of the child, as the operating system has measured them. The zygote itself
+is the parent of its children, so no child needs a second fork. The parent of a program's orphans is
+the supervisor, the container's first process.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ from fumehood.guest.core.pipes import REPLY_FD, REQUEST_FD, receive
 
 FORK = b"F"
 PRELOAD = b"P"
-"""The command that makes the fat zygote import the image's modules. The fat zygote is forked before
+"""The order that makes the fat zygote import the image's modules. The fat zygote is forked before
 the first call arrives, so no call's bytes are in its memory.
 """
 
 PLACES = (REQUEST_FD, REPLY_FD, link.ORDERS_FD, link.WAKE_FD, child.OUT_FD, child.ERR_FD)
-"""Descriptor numbers of a child's ends: request, reply, two for a session's chain, standard output
-and error.
+"""Numbers of the descriptors that a child gets. In this order, they are its ends of: request,
+reply, two sockets for a session's chain, standard output, standard error.
 """
 
 FIRST_OWN = 64
-"""Lowest number of the zygote's own descriptors."""
+"""Lowest number of the descriptors that the zygote uses itself."""
 
 AGAIN_S = 0.01
-"""Seconds until a refused fork is tried again."""
+"""Seconds after which the zygote tries a refused fork again."""
 
 _NOTICE = struct.Struct("!?iiqq")
 NOTICE_BYTES = _NOTICE.size
@@ -64,15 +64,15 @@ class Notice(NamedTuple):
 
 
 def order_child(orders: socket.socket, *descriptors: int) -> None:
-    """Order a child from the zygote. `descriptors` are the child's descriptors, in the order of
-    `PLACES`. Called by the supervisor.
+    """Order a child from a zygote through the socket `orders`. `descriptors` are the descriptors
+    for the child, in the order of `PLACES`. Called by the supervisor.
     """
     socket.send_fds(orders, [FORK], descriptors)
 
 
 def run_zygote(orders: socket.socket, config: dict[str, Any], *, thin: bool) -> None:
-    """Load the modules, and then fork one child per order until the supervisor closes the
-    socket.
+    """Load the modules, and then fork one child for each order until the supervisor closes the
+    socket `orders`. If `thin` is True, do not load the image's modules.
     """
     kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
     kernel.prctl(kernel.PR_SET_DUMPABLE, 0)
@@ -119,13 +119,13 @@ def run_zygote(orders: socket.socket, config: dict[str, Any], *, thin: bool) -> 
 
 
 def _out_of_the_way(end: socket.socket) -> socket.socket:
-    """Return the same socket under another descriptor number, which no child uses."""
+    """Return the socket `end` under another descriptor number, which no child uses."""
     with end:
         return socket.socket(fileno=fcntl.fcntl(end.fileno(), fcntl.F_DUPFD_CLOEXEC, FIRST_OWN))
 
 
 def _fork() -> int | None:
-    """Fork as `os.fork` does. Return None if this is impossible now, because there are too many
+    """Fork like `os.fork`. Return None if this is impossible now, because there are too many
     processes or too little memory.
     """
     try:
@@ -135,8 +135,8 @@ def _fork() -> int | None:
 
 
 def _receive(orders: socket.socket) -> None:
-    """Receive the descriptors of one order. The descriptors get the lowest free numbers, which are
-    the numbers in `PLACES`. End this process if the supervisor is gone.
+    """Receive the descriptors of one order. They get the lowest free numbers, which are those in
+    `PLACES`. End this process if the supervisor is gone.
     """
     try:
         order, descriptors, _ = receive(orders, 1, len(PLACES), socket.MSG_CMSG_CLOEXEC)
