@@ -1,1 +1,3 @@
-"""Code shared by the guests of all walls: kernel calls, filters, limits, and how a run ended."""
+"""Code shared by the guests of all walls: calls to the operating system, system-call filters,
+limits, and rules for how a run ended.
+"""

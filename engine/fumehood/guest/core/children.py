@@ -1,8 +1,9 @@
-"""Child processes as seen by their parent: how they ended, their status in /proc, and kills.
+"""Child processes as seen by their parent: how they ended, their status in /proc, and how to kill
+them.
 
 Guest side, used by supervisors and by zygotes that are parents. A child's claim may name a failure
-but never undo one: the kernel's report and the supervisor's own reason to kill take precedence over
-the claim. *Source*: proc_pid_status(5).
+but never undo one: the operating system's report and the supervisor's own reason to kill take
+precedence over the claim. *Source*: proc_pid_status(5).
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ from fumehood.guest.core.pipes import held
 
 
 class Ended(NamedTuple):
-    """The end of a process, as the kernel reports it."""
+    """The end of a process, as the operating system reports it."""
 
     pid: int
     status: int
-    """The status as `wait` returns it."""
+    """The status in the form in which `wait` returns it."""
     cpu_ns: int
     largest_bytes: int
     """Peak resident memory in bytes."""
@@ -39,8 +40,9 @@ def watch() -> socket.socket:
 
 
 def drain(wakeup: socket.socket) -> None:
-    """Discard the signals received so far. Call this before `reap`, so that no child's end is
-    missed."""
+    """Discard the signals received so far on the socket `wakeup` of `watch`. Call this before
+    `reap`, so that no child's end is missed.
+    """
     try:
         while wakeup.recv(512):
             pass
@@ -62,11 +64,11 @@ def reap() -> Iterator[Ended]:
 
 
 CLAIMABLE = ("memory", "output", "policy")
-"""The failures that a child may claim; see ADR 0010."""
+"""The kinds of failure that a child may claim (ADR 0010)."""
 
 
 def judge(reply: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-    """Return how a run ended that sent the reply `reply`, such as "ok", and the claim to report to
+    """Return how a run ended whose child has sent `reply`, such as "ok", and the claim to report to
     the host. A child may claim only the failures in `CLAIMABLE`; any other error counts as an
     exception.
     """
@@ -80,8 +82,8 @@ def judge(reply: dict[str, Any]) -> tuple[str, dict[str, Any]]:
 
 
 def ending_of(exit_code: int | None, signal_number: int | None) -> str:
-    """Return how a run ended that the supervisor did not kill and that sent no reply, from the exit
-    code or the signal of its process.
+    """Return how a run ended that the supervisor did not kill and whose process sent no reply. The
+    process ended with this exit code or by this signal; the other one is None.
     """
     if signal_number == signal.SIGSYS:
         return "policy"
@@ -93,29 +95,33 @@ def ending_of(exit_code: int | None, signal_number: int | None) -> str:
 
 
 def decode_status(status: int) -> tuple[int | None, int | None]:
-    """Return the exit code and the signal of a `wait` status. One of the two is None."""
+    """Return the exit code and the signal in a status that `wait` has returned. One of the two is
+    None.
+    """
     if os.WIFSIGNALED(status):
         return None, os.WTERMSIG(status)
     return os.WEXITSTATUS(status), None
 
 
 STATUS_BYTES = 16384
-"""Maximum number of bytes that are read from a status file. The kernel writes fewer bytes, even for
-a process with a thousand groups."""
+"""Maximum number of bytes that are read from a status file. The Linux kernel writes fewer bytes,
+even for a process with a thousand groups.
+"""
 
 STATE = b"\nState:"
-"""The status field that follows the process name on every kernel."""
+"""The beginning of the status field that follows the name of the process on every kernel."""
 
 
 def peak_bytes(pid: int) -> int | None:
-    """Return the peak resident memory of a process in bytes, or None if the kernel does not show
-    it."""
+    """Return the peak resident memory of a process in bytes, or None if the operating system does
+    not show it.
+    """
     return size(field(status(pid), b"VmHWM"))
 
 
 def is_sealed(pid: int, own_filters: int | None) -> bool:
-    """Return whether a child has sealed itself: the kernel shows that it has dropped its privileges
-    and installed a system-call filter of its own.
+    """Return whether a child has sealed itself. For this, the operating system must show that the
+    child has dropped its privileges and installed a system-call filter of its own.
 
     In a container or a hardened service, every process inherits a filter. Therefore the child must
     have more filters than this process, which has `own_filters`.
@@ -125,14 +131,16 @@ def is_sealed(pid: int, own_filters: int | None) -> bool:
 
 
 def is_filtered(shown: bytes, own_filters: int | None) -> bool:
-    """Return whether a process with the status `shown` has more filters than `own_filters`."""
+    """Return whether a process has more filters than `own_filters`. `shown` is its status in
+    /proc.
+    """
     filters = field(shown, b"Seccomp_filters")
     has_more = filters is None or own_filters is None or int(filters) > own_filters
     return field(shown, b"Seccomp") == b"2" and has_more
 
 
 def own_filters() -> int | None:
-    """Return the number of this process's system-call filters, or None on kernels before 5.9."""
+    """Return the number of this process's system-call filters, or None on Linux before 5.9."""
     filters = field(status("self"), b"Seccomp_filters")
     return None if filters is None else int(filters)
 
@@ -140,8 +148,8 @@ def own_filters() -> int | None:
 def status(pid: int | str) -> bytes:
     """Return a process's status in /proc from the state field on, or b"" if the process is gone.
 
-    The process chooses the name, which precedes the state field. gVisor does not escape line ends
-    in the name, so a name could imitate any field.
+    The part before the state field is left out, because it contains the name, which the process
+    chooses. gVisor does not escape line ends in the name, so a name could imitate any field.
     """
     try:
         # Not `open()`, whose layers cost three times as much: this is asked for every call.
@@ -156,24 +164,29 @@ def status(pid: int | str) -> bytes:
 
 
 def field(shown: bytes, name: bytes) -> bytes | None:
-    """Return the value of one field of a status file, or None if the field is missing."""
+    """Return the value of the field `name` in a process's status, or None if the field is missing.
+    `shown` is what `status` has returned.
+    """
     _, found, rest = shown.partition(b"\n" + name + b":")
     return rest.partition(b"\n")[0].strip() if found else None
 
 
 def size(value: bytes | None) -> int | None:
-    """Return the value of a field such as `1024 kB` in bytes, or None if the field is missing."""
+    """Return the value of a status field, such as `1024 kB`, in bytes. Return None if `value` is
+    None.
+    """
     return None if value is None else int(value.split()[0]) * 1024
 
 
 def kill_below(pid: int) -> set[int]:
-    """Kill all descendants of a process, but not the process itself. Returns their process ids.
+    """Kill all descendants of a process, but not the process itself. Return the process ids of the
+    descendants.
 
     Used by the jail's supervisor, the subreaper of all processes below it. Processes are not found
     by their user, because on a host this would kill the operator's own processes. Each process is
-    stopped before its children are listed, so none is missed, and is killed through a descriptor,
-    so a reused process id is harmless. A process `pid` with descendants stays stopped, because the
-    caller kills it next.
+    stopped before its children are listed, so none is missed. It is killed through a descriptor, so
+    no other process is killed if its id is used again. If the process `pid` has descendants, it
+    stays stopped, because the caller kills it next.
     """
     children = _children(pid)
     if not children:
@@ -195,8 +208,8 @@ def kill_below(pid: int) -> set[int]:
 
 
 def _children(pid: int) -> list[int]:
-    """Return the process ids of the children of a process, including those that its other threads
-    have forked. *Source*: proc_pid_task(5).
+    """Return the process ids of all children of a process, also of those that threads other than
+    its first have forked. *Source*: proc_pid_task(5).
     """
     children: list[int] = []
     try:

@@ -1,7 +1,8 @@
-"""The few kernel calls that Python does not offer, through the C library.
+"""The few system calls of Linux that Python does not offer, called through the C library.
 
-Guest side. Supervisor and zygote load this module before anything untrusted exists. A child still
-has the module, but the system-call filter decides which calls still work.
+Guest side. In this module, "the kernel" is the kernel of the operating system. Supervisor and
+zygote load this module before anything untrusted exists. A child also has the module, but the
+system-call filter decides which calls still work there.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ PR_SET_NO_NEW_PRIVS = 38
 PR_SET_CHILD_SUBREAPER = 36
 
 CLONE_PARENT = 0x00008000
-"""*Source*: <linux/sched.h>."""
+"""Flag of clone(2). *Source*: <linux/sched.h>."""
 
 _CLONE = own_number("clone")
 _GETPID = own_number("getpid")
@@ -34,21 +35,24 @@ _libc_with_gil = ctypes.PyDLL(None, use_errno=True)
 
 
 def prctl(option: int, value: int) -> None:
-    """Call prctl(2). Raises OSError if the kernel refuses."""
+    """Call prctl(2) with this option and value. Raises OSError if the kernel refuses."""
     _checked(_libc.prctl(option, value, 0, 0, 0), "prctl")
 
 
 def syscall(number: int, *arguments: int | ctypes._Pointer[ctypes.Structure]) -> int:
-    """Make a system call and return its result. Raises OSError if the kernel refuses."""
+    """Make the system call with this number, and return its result. Raises OSError if the kernel
+    refuses.
+    """
     return _checked(_libc.syscall(number, *arguments), f"system call {number}")
 
 
 def fork_for_parent() -> int:
-    """Fork a sibling of this process. Return the sibling's process id here, and 0 in the sibling.
+    """Fork a sibling of this process. Return the process id of the sibling in this process, and 0
+    in the sibling.
 
-    Unlike a child that `os.fork` creates, the sibling has the same parent as this process. Only
-    that parent can reap it. Use this function only in a process with a single thread, so that no
-    lock is held.
+    A child that `os.fork` creates is a child of this process. The sibling is a child of this
+    process's parent instead, and only that parent can reap it. Use this function only in a process
+    with a single thread, so that no lock is held.
 
     *Source*: clone(2), CLONE_PARENT: the exit signal is that of this process.
 
@@ -69,7 +73,7 @@ def fork_for_parent() -> int:
 
 @contextmanager
 def files_made_as(user_id: int) -> Iterator[None]:
-    """Until the block is left, create files as the user `user_id`. The thread keeps its other
+    """Until the block is left, create files as the user `user_id`. The thread keeps all its other
     rights.
     """
     _libc.setfsuid(user_id)
@@ -92,7 +96,9 @@ class _CapabilitySets(ctypes.Structure):
 
 
 _CAPABILITY_VERSION_3 = 0x20080522
-"""*Source*: capget(2); this version takes two structures, for 64 capabilities."""
+"""Version of the structures of capabilities. This version takes two structures, for 64
+capabilities. *Source*: capget(2).
+"""
 
 
 # Made once, before any fork: making them in a child would copy pages for every call.
@@ -102,7 +108,7 @@ _NO_CAPABILITIES = (_CapabilitySets * 2)()
 
 def warm_up() -> None:
     """Touch the memory pages that the calls of this module need, so that a child does not have to
-    copy them. Nothing else changes.
+    copy these pages. Nothing else changes.
     """
     found = (_CapabilitySets * 2)()
     _checked(_libc.capget(_OWN_CAPABILITIES, found), "capget")
@@ -114,7 +120,8 @@ CAPABILITIES = 64
 
 
 def empty_bounding_set() -> None:
-    """Empty the bounding set, so no descendant can gain a capability by starting a program.
+    """Empty the bounding set of capabilities, so no descendant can gain a capability by starting a
+    program.
 
     Raises OSError if the kernel refuses, because CAP_SETPCAP is missing.
     """
@@ -127,7 +134,9 @@ def empty_bounding_set() -> None:
 
 
 def keep_capabilities(kept: int) -> None:
-    """Drop all capabilities of this process except those in the bit mask `kept`. Raises OSError."""
+    """Drop all capabilities of this process except those in the bit mask `kept`. Raises OSError if
+    the kernel refuses.
+    """
     sets = (_CapabilitySets * 2)()
     sets[0].effective = sets[0].permitted = kept
     _checked(_libc.capset(_OWN_CAPABILITIES, sets), "capset")
@@ -139,8 +148,9 @@ def drop_capabilities() -> None:
 
 
 def volunteer_for_oom(score: bytes = b"1000") -> None:
-    """Set this process's OOM score, so that the kernel kills it before others if memory runs out.
-    Failures are ignored."""
+    """Set `oom_score_adj` of this process to `score`, so that the kernel kills this process before
+    others if memory runs out. Failures are ignored.
+    """
     try:
         # Not `open()`: its layers are cold in a child, and touching them costs more than the fork.
         file = os.open("/proc/self/oom_score_adj", os.O_WRONLY)
@@ -152,7 +162,7 @@ def volunteer_for_oom(score: bytes = b"1000") -> None:
 
 def unread_bytes(pipe: int) -> int:
     """Return the number of unread bytes in a pipe, or 0 if the kernel does not report it. `pipe` is
-    a descriptor of either end; the other end may be closed.
+    a descriptor of one of the two ends; the other end may be closed.
     """
     found = ctypes.c_int(0)
     try:
@@ -163,7 +173,8 @@ def unread_bytes(pipe: int) -> int:
 
 
 def process_cpu_ns(pid: int) -> int | None:
-    """Return the CPU time of a whole process so far in nanoseconds, or None if it is unreadable.
+    """Return the CPU time in nanoseconds that all threads of a process have used so far, or None if
+    it cannot be read.
 
     *Source*: `clock_getcpuclockid(3)`; the clock's number is built from the process id.
     """

@@ -1,8 +1,9 @@
-"""Resource limits of one child: those that the child sets itself, and those set from outside.
+"""Resource limits of one child: those that the child sets itself, and those that the supervisor
+sets.
 
-Guest side. Before a child is sealed, it lowers the limits that are the same for all calls. The
-supervisor sets the memory and CPU time limits of each call from outside, with `prlimit`. So the
-child needs no system call with which it could raise its limits again.
+Guest side. Before a child gives up its rights, it lowers the limits that are the same for all
+calls. The supervisor sets the memory and CPU time limits of each call from outside, with `prlimit`.
+So the child needs no system call with which it could raise its limits again.
 """
 
 from __future__ import annotations
@@ -33,19 +34,19 @@ FIXED: tuple[tuple[int, int], ...] = (
 )
 
 CPU_BACKSTOP_S = 1
-"""Seconds by which RLIMIT_CPU exceeds the CPU time limit that the supervisor enforces."""
+"""Number of seconds by which RLIMIT_CPU exceeds the CPU time limit that the supervisor enforces."""
 
 
 def limit_self(open_files: int = 0) -> None:
-    """Permanently lower the limits of this process that are the same for every call. New
-    descriptors get numbers below `open_files`; open descriptors stay open.
+    """Permanently lower those limits of this process that are the same for every call. New
+    descriptors get numbers below `open_files`; descriptors that are open stay open.
     """
     for which, value in (*FIXED, (resource.RLIMIT_NOFILE, open_files)):
         resource.setrlimit(which, (value, value))
 
 
 def limit_child(pid: int, *, memory_bytes: int, cpu_s: float) -> None:
-    """Limit a child's address space, and the CPU time that the child may use in total.
+    """Limit the address space of the child `pid`, and the CPU time that it may use in total.
 
     Raises:
         OSError: the child is gone, or a limit did not take effect.
@@ -63,8 +64,9 @@ def limit_child(pid: int, *, memory_bytes: int, cpu_s: float) -> None:
 
 
 def address_space_bytes(pid: int | None = None) -> int:
-    """Return the size of a process's address space as RLIMIT_AS counts it. The default is this
-    process."""
+    """Return the size of a process's address space in bytes, as RLIMIT_AS counts it. If `pid` is
+    None, it is this process.
+    """
     # Not `open()`: its layers are cold in a child, and each page that it touches is copied.
     statm = os.open(f"/proc/{pid or 'self'}/statm", os.O_RDONLY)
     try:

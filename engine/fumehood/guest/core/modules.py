@@ -1,4 +1,4 @@
-"""Imports the modules of a package. Each module adds one feature, which has the module's name."""
+"""Import all modules of a package in which each module adds one feature, named like the module."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A child's two pipes (for its request and its replies), and the progress reports in replies.
+"""The two pipes of a child, one for its request and one for its replies, and the progress reports
+in replies.
 
 Guest side, in the children and supervisors of all walls.
 """
@@ -26,22 +27,25 @@ REPLY_FD = 4
 CHUNK_BYTES = 1 << 16
 
 SEAL_FAILED = 70
-"""Exit code of a child that could not give up all rights. It has read no request."""
+"""Exit code of a child that could not give up all its rights. Such a child has read no request."""
 
 MEMORY_REPLY = framing.encode(
     {"error": {"kind": "memory", "message": "the program needed more memory than its limit"}}
 )
 """The reply of a program that ran out of memory. It is encoded in advance, because a process
-without memory cannot build a reply."""
+without free memory cannot build a reply.
+"""
 
 
 def tell(message: dict[str, Any]) -> None:
-    """Write one frame to the reply pipe. Raises OSError."""
+    """Write one frame to the reply pipe. Raises OSError if this fails."""
     write_all(REPLY_FD, framing.encode(message))
 
 
 Sender = tuple[int, int, int]
-"""Process, user and group id of a message's sender, which the kernel adds (SO_PASSCRED)."""
+"""Process id, user id and group id of a message's sender. The operating system adds them to the
+message (SO_PASSCRED).
+"""
 
 _CREDENTIALS = struct.Struct("3i")
 
@@ -49,7 +53,9 @@ _CREDENTIALS = struct.Struct("3i")
 def receive(
     end: socket.socket, most_bytes: int, most_fds: int, flags: int = 0
 ) -> tuple[bytes, list[int], Sender | None]:
-    """Receive one message with its descriptors, and its sender if the socket has SO_PASSCRED.
+    """Receive one message from the socket `end`. Return its bytes, its descriptors and, if the
+    socket has SO_PASSCRED, its sender. `most_bytes` and `most_fds` limit the bytes and the
+    descriptors.
 
     Raises OSError. `socket.recv_fds` is not used, because it ignores `flags`.
     """
@@ -75,8 +81,8 @@ def held(descriptor: int) -> Iterator[int]:
 
 
 def write_all(descriptor: int, data: bytes, patience_s: float | None = None) -> None:
-    """Write all bytes. If the descriptor is non-blocking, wait until it is writable, for at most
-    `patience_s` seconds each time.
+    """Write all bytes to a descriptor. If the descriptor is non-blocking, wait until it is
+    writable, each time for at most `patience_s` seconds.
 
     Raises:
         TimeoutError: the other end does not read.
@@ -93,18 +99,20 @@ def write_all(descriptor: int, data: bytes, patience_s: float | None = None) -> 
 
 MAX_REPLY_DEPTH = 60
 """Maximum nesting depth of a child's message. It is below the host's limit, because the supervisor
-nests the message in another message.
+puts the message into another message.
 """
 
 MAX_CLAIM_BYTES = 512 * 1024
-"""Size limit in bytes. In a container, it applies to each frame from a program, the largest of
-which is the final claim. In the jail, it applies to the total size of one run's progress reports.
-Anything above this limit counts as too much output.
+"""Maximum size in bytes of what a program reports. In a container, it is the maximum size of each
+frame from a program; the largest frame is the final claim. In the jail, it is the maximum total
+size of the progress reports of one run. A program that exceeds it has produced too much output.
 """
 
 
 def read_report(claim: Any) -> dict[str, Any] | None:
-    """Return the progress report in a child's claim, or None if the report is invalid."""
+    """Return the progress report that a child's message `claim` contains, or None if it is
+    invalid.
+    """
     if not isinstance(claim, dict):
         return None
     percent, message = claim.get("percent"), claim.get("message")

@@ -1,7 +1,8 @@
 """Builds system-call filters as classic BPF programs, and installs them.
 
-Guest side; `process/filters.py` and `container/filter.py` contain the lists of calls. Between the
-rules of a filter the accumulator always holds the number of the system call.
+Guest side. The lists of calls are in `process/filters.py` and `container/filter.py`. A rule is a
+list of instructions that decides about one system call. Between the rules of a filter, the
+accumulator always holds the number of the system call.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ _SECCOMP = own_number("seccomp")
 SET_MODE_FILTER = 1
 
 X32_BIT = 0x40000000
-"""The bit in system-call numbers of the x32 ABI on x86-64. Such calls end the process."""
+"""The bit that marks system calls of the x32 ABI on x86-64. Such calls end the process."""
 
 EPERM = 1
 EACCES = 13
@@ -47,7 +48,8 @@ Instruction = tuple[int, int, int, int]
 def build(
     machine: str | None, rules: Mapping[str, Sequence[Instruction]], *otherwise: Instruction
 ) -> bytes:
-    """Return a filter that decides each named call by its rule, and all others by `otherwise`.
+    """Return a filter that decides each call in `rules` by its rule, and all other calls by
+    `otherwise`. If `machine` is None, the filter is for this machine.
 
     Each rule must end with a verdict. Calls of another architecture or ABI end the process. Rules
     for calls that the architecture lacks are omitted.
@@ -82,8 +84,8 @@ def refuse(error: int = EPERM) -> Instruction:
 
 
 def allow_if_equal(argument: int, value: int) -> list[Instruction]:
-    """Return a rule that allows a call if the argument with the index `argument` has this value,
-    and otherwise ends the process.
+    """Return a rule that allows a call if its argument with the index `argument` has the value
+    `value`, and otherwise ends the process.
     """
     # Both halves of the 64-bit argument: the kernel compares all of it.
     low = _OFFSET_ARGUMENTS + 8 * argument
@@ -97,8 +99,8 @@ def allow_if_equal(argument: int, value: int) -> list[Instruction]:
 
 
 def allow_without_bits(argument: int, bits: int, otherwise: Instruction) -> list[Instruction]:
-    """Return a rule that allows a call if an argument has none of these bits. Otherwise, the
-    verdict is `otherwise`.
+    """Return a rule that allows a call if its argument with the index `argument` has none of the
+    bits `bits`. Otherwise, the verdict is `otherwise`.
     """
     return [
         _load(_OFFSET_ARGUMENTS + 8 * argument),
@@ -109,8 +111,8 @@ def allow_without_bits(argument: int, bits: int, otherwise: Instruction) -> list
 
 
 def refuse_byte(argument: int, value: int) -> list[Instruction]:
-    """Return instructions that refuse a call if an argument's lowest byte has this value.
-    Otherwise, the next instruction decides.
+    """Return instructions that refuse a call if the lowest byte of its argument with the index
+    `argument` has the value `value`. Otherwise, the next instruction decides.
     """
     return [
         _load(_OFFSET_ARGUMENTS + 8 * argument),
@@ -121,8 +123,9 @@ def refuse_byte(argument: int, value: int) -> list[Instruction]:
 
 
 def allow_unless(values: Mapping[int, int], otherwise: Instruction) -> list[Instruction]:
-    """Return a rule that allows a call, unless all its arguments in `values` (argument → value)
-    have these 32-bit values. In that case, the verdict is `otherwise`.
+    """Return a rule that allows a call, unless all its arguments in `values` have the stated 32-bit
+    values. In that case, the verdict is `otherwise`. `values` maps the index of an argument to a
+    value.
     """
     body: list[Instruction] = []
     for argument, value in values.items():
@@ -131,8 +134,8 @@ def allow_unless(values: Mapping[int, int], otherwise: Instruction) -> list[Inst
 
 
 def allow_without_all_bits(argument: int, bits: int, otherwise: Instruction) -> list[Instruction]:
-    """Return a rule that allows a call, unless an argument has all of these bits. In that case, the
-    verdict is `otherwise`.
+    """Return a rule that allows a call, unless its argument with the index `argument` has all of
+    the bits `bits`. In that case, the verdict is `otherwise`.
     """
     return [
         _load(_OFFSET_ARGUMENTS + 8 * argument),
@@ -143,8 +146,9 @@ def allow_without_all_bits(argument: int, bits: int, otherwise: Instruction) -> 
 
 
 def allow_if_in(argument: int, values: Sequence[int], otherwise: Instruction) -> list[Instruction]:
-    """Return a rule that allows a call if an argument, which the kernel reads as 32 bits, has one
-    of these values. Otherwise, the verdict is `otherwise`.
+    """Return a rule that allows a call if its argument with the index `argument` has one of
+    `values`. Otherwise, the verdict is `otherwise`. Only for arguments that the operating system
+    reads as 32 bits.
     """
     body = [_load(_OFFSET_ARGUMENTS + 8 * argument)]
     for value in values:
@@ -153,8 +157,9 @@ def allow_if_in(argument: int, values: Sequence[int], otherwise: Instruction) ->
 
 
 def require(argument: int, value: int, *, ignoring: int = 0) -> list[Instruction]:
-    """Return instructions that end the process unless a 32-bit argument has this value, apart from
-    the bits in `ignoring`. Otherwise, the next instruction decides.
+    """Return instructions that end the process unless the 32-bit argument with the index `argument`
+    has the value `value`, apart from the bits in `ignoring`. Otherwise, the next instruction
+    decides.
     """
     return [
         _load(_OFFSET_ARGUMENTS + 8 * argument),
@@ -164,8 +169,8 @@ def require(argument: int, value: int, *, ignoring: int = 0) -> list[Instruction
 
 
 def refuse_greater(number: int, error: int) -> list[Instruction]:
-    """Return instructions that refuse all calls with a number above `number`, with the error
-    `error`.
+    """Return instructions that refuse all system calls with a number above `number`. A refused call
+    fails with the error number `error`.
     """
     return [(_JUMP_GREATER, 0, 1, number), refuse(error)]
 
@@ -183,17 +188,18 @@ class _Program(ctypes.Structure):
 
 
 def install(program: bytes) -> None:
-    """Permanently install the filter on this process, for which `no_new_privs` must already be set.
+    """Permanently install the filter `program` on this process. `no_new_privs` must already be set
+    for the process.
 
     Raises:
-        OSError: the kernel has no seccomp filters, or refuses this one.
+        OSError: the operating system has no seccomp filters, or refuses this one.
     """
     kernel.syscall(_SECCOMP, SET_MODE_FILTER, 0, _header(program))
 
 
 def warm_up(program: bytes) -> None:
-    """Prepare `install` before a fork. Otherwise, each child would copy memory pages to prepare
-    it.
+    """Do before a fork what `install` needs for the filter `program`. Otherwise, each child would
+    do it, and would copy memory pages for it.
     """
     _header(program)
     kernel.warm_up()

@@ -1,8 +1,8 @@
-"""The numbers of all system calls that a filter names or this guest makes itself.
+"""The numbers of all system calls that a filter names or that this guest makes itself.
 
-Guest side, tables only. A name that an architecture lacks has no row. *Source*: the kernel's
-arch/x86/entry/syscalls/syscall_64.tbl and scripts/syscall.tbl (the generic table that AArch64
-uses).
+Guest side, tables only. If an architecture lacks a system call, its table has no row for it.
+*Source*: the Linux kernel's arch/x86/entry/syscalls/syscall_64.tbl and scripts/syscall.tbl (the
+generic table that AArch64 uses).
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 HIGHEST_KNOWN = 451
-"""The highest system-call number that this list covers. Calls with higher numbers are newer."""
+"""The highest system-call number in these tables. Calls with higher numbers are newer than the
+tables.
+"""
 
 _X86_64 = {
     "read": 0, "write": 1, "open": 2, "close": 3, "stat": 4, "fstat": 5, "lstat": 6, "poll": 7,
@@ -129,7 +131,7 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
 
 
 def architecture_of(machine: str | None = None) -> Architecture:
-    """Return the architecture of a machine. The default is the machine that runs this code.
+    """Return the architecture of `machine`. If it is None, it is the machine that runs this code.
 
     Raises:
         OSError: the architecture is not supported.
@@ -141,8 +143,8 @@ def architecture_of(machine: str | None = None) -> Architecture:
 
 
 def own_number(name: str) -> int:
-    """Return a system call's number on this architecture. If the number is unknown, return -1,
-    which the kernel refuses.
+    """Return the number of the system call `name` on this architecture. If it is unknown, return
+    -1, which the operating system refuses as a number.
     """
     own = ARCHITECTURES.get(platform.machine())
     return -1 if own is None else own.numbers.get(name, -1)

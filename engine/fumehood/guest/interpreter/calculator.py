@@ -2,13 +2,14 @@
 
 Guest side, run by the child. An expression is translated from the calculator's notation, parsed by
 Python, and checked by the node table and the name table. While asteval evaluates it, the size
-estimates check each operation. Invariant: the node table admits no node that stores anything, so
+estimates check each operation. Invariant: the node table allows no node that stores anything, so
 one process may evaluate many expressions of one trust domain.
 
-The node table consists of the sets `ALLOWED` and `REFUSED`. A node class in neither set is also
-refused, so a newer Python with a new node cannot widen the language; a test fails until the class
-is in one of the sets. Only numbers, lists and tuples can be reached from the result of a function
-in the name table. Functions whose results can be large come from `sizes`.
+The node table consists of the sets `ALLOWED` and `REFUSED` of syntax nodes. A node class in neither
+set is also refused, so a newer Python with a new node cannot widen the language; a test fails until
+the class is in one of the sets. The name table has the functions and constants that an expression
+may use. From the result of such a function, an expression can reach only numbers, lists and tuples.
+Functions whose results can be large come from `sizes`.
 """
 
 from __future__ import annotations
@@ -67,11 +68,11 @@ def run(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def evaluate(text: str) -> Any:
-    """Return the value of one expression.
+    """Return the value of the expression `text`.
 
     Raises:
         NotationRefused, SyntaxError: the text is not an expression.
-        Refused, TooLarge: a table refused the expression.
+        Refused, TooLarge: the tables or the size estimates refuse the expression.
         ArithmeticError, ValueError, TypeError: the expression has no value.
     """
     tree = _parse(rewrite(text))
@@ -83,8 +84,9 @@ def evaluate(text: str) -> Any:
 
 
 def render(value: Any, precision: int | None, max_bytes: int) -> dict[str, Any]:
-    """Return the result as `{value, text}`. `value` is the value as JSON. `text` is the exact value
-    as text, in which long lists are cut just over `max_bytes`.
+    """Return the result as `{value, text}`. `value` is the value as JSON, rounded to `precision`
+    digits if that is given. `text` is the exact value as text, in which long lists are cut just
+    after `max_bytes`.
 
     Raises:
         TooLarge: lists are nested too deeply.
@@ -107,7 +109,7 @@ def preload() -> None:
 
 
 def _value(node: ast.expr) -> Any:
-    """Return the value of a tree that the tables have accepted."""
+    """Return the value of the expression `node`, which the tables have accepted."""
     interpreter = _interpreter()
     # asteval keeps errors, text and flow flags between runs; reset them for each expression.
     interpreter.error, interpreter.error_msg, interpreter.code_text = [], None, []
@@ -122,8 +124,8 @@ def _value(node: ast.expr) -> Any:
 
 @functools.cache
 def _interpreter() -> asteval.Interpreter:
-    """Return asteval's interpreter, with only the handlers in the node table, and with arithmetic
-    that checks sizes.
+    """Return an interpreter of asteval that handles only the nodes in the node table, and whose
+    arithmetic checks sizes.
     """
     interpreter = asteval.Interpreter(
         symtable={**CONSTANTS, **FUNCTIONS},
@@ -160,8 +162,8 @@ def _parse(text: str) -> ast.Expression:
 
 
 def _refuse_bare_comma(body: ast.expr, text: str) -> None:
-    """Raise NotationRefused for `1,000` and `2,5`, which are tuples in Python but are meant as
-    numbers.
+    """Raise NotationRefused if the expression `text` is like `1,000` or `2,5`. In Python, such an
+    expression is a tuple, but the caller means a number.
     """
     if isinstance(body, ast.Tuple) and not text.lstrip().startswith("("):
         raise NotationRefused(
@@ -170,7 +172,7 @@ def _refuse_bare_comma(body: ast.expr, text: str) -> None:
 
 
 def _root_cause(error: BaseException) -> BaseException:
-    """Return the original exception. asteval wraps an exception once for each level of the
+    """Return the exception that was raised first. asteval wraps it once for each level of the
     expression.
     """
     while error.__context__ is not None:
@@ -193,8 +195,8 @@ def _rounded(value: Any, precision: int | None) -> Any:
 
 
 def _depth(value: Any) -> int:
-    """Return the number of levels of nested lists. This function does not recurse, because the
-    expression's text determines the number.
+    """Return how many levels of lists in lists a value has. This function does not recurse, because
+    the text of the expression determines this number.
     """
     depth = 0
     level = [value]
@@ -213,8 +215,9 @@ def _json_value(value: Any) -> Any:
 
 
 def _text(value: Any, max_chars: int) -> str:
-    """Return `repr(value)`. Lists are cut soon after `max_chars`, because the supervisor refuses
-    longer results anyway."""
+    """Return `repr(value)`. Lists are cut soon after `max_chars` characters, because the supervisor
+    refuses longer results anyway.
+    """
     if not isinstance(value, list | tuple):
         return repr(value)
     parts: list[str] = []
@@ -267,16 +270,19 @@ _AFTER_PERCENT_SIGN = frozenset("*/)%],<>=!&|") | {"**", "//", "<<", ">>", "<=",
 
 
 _WORDS = frozenset(keyword.kwlist) - {"True", "False", "None"}
-"""Python's keywords except constants, such as `not` and `in`. A parenthesis after one of these
-words does not make a call."""
+"""Python's keywords except constants, such as `not` and `in`. If a parenthesis follows one of these
+words, this is not a call.
+"""
 
 
 class NotationRefused(Exception):
-    """The expression uses a notation that the calculator lacks. The message contains the remedy."""
+    """The expression uses a notation that the calculator lacks. The message says what to write
+    instead.
+    """
 
 
 def rewrite(text: str) -> str:
-    """Translate the calculator's notation to Python.
+    """Translate an expression from the calculator's notation to Python, and return it.
 
     Raises:
         NotationRefused: the text contains `^`, a percent sign, `5!!`, a `!` with nothing before it,
@@ -310,8 +316,8 @@ def _refuse_misleading_signs(tokens: list[tuple[str, str]]) -> None:
 
 
 def _is_percent_sign(tokens: list[tuple[str, str]], index: int) -> bool:
-    """Return whether a `%` means percent: no operand follows, or the spacing shows it, as in `5% -
-    3`.
+    """Return whether the `%` at `index` means percent. This is so if no operand follows, or if the
+    spacing shows it, as in `5% - 3`.
     """
     following = [t for t in tokens[index + 1 :] if t[0] != "space"][:1]
     if not following or following[0][1] in _AFTER_PERCENT_SIGN:
@@ -324,7 +330,7 @@ def _is_percent_sign(tokens: list[tuple[str, str]], index: int) -> bool:
 
 
 def _rewrite_factorials(tokens: list[tuple[str, str]]) -> str:
-    """Rewrite `n!` to `factorial(n)` in one pass, and return the text."""
+    """Replace `n!` by `factorial(n)` in a single pass, and return the text."""
     out: list[str] = []
     opened: list[int] = []  # for each open parenthesis: index in `out` where its operand begins
     operand: int | None = None  # index in `out` where the operand before this token begins, if any
@@ -364,7 +370,7 @@ def _rewrite_factorials(tokens: list[tuple[str, str]]) -> str:
 
 MAX_DEPTH = 500
 """Maximum number of levels of nested nodes. A sum of N terms has N levels. The evaluator needs two
-Python frames per level, which `RECURSION_LIMIT` allows.
+Python frames for each level, and `RECURSION_LIMIT` allows that many.
 """
 
 RECURSION_LIMIT = 1000 + 4 * MAX_DEPTH
@@ -423,13 +429,13 @@ _SAID = {
 
 
 class Refused(Exception):
-    """The expression has a node or a name that the tables do not allow. The message names it."""
+    """The expression has a node or a name that the tables do not allow. The message says which."""
 
 
 def check_nodes(tree: ast.Expression) -> list[ast.AST]:
-    """Check the whole tree, and return all its nodes, for the checks that follow.
+    """Check the whole tree of an expression, and return all its nodes, for the checks that follow.
 
-    This function does not recurse, because the expression's text determines the depth.
+    This function does not recurse, because the text of the expression determines the depth.
 
     Raises:
         Refused: a node is not allowed, a constant is not a number, or the tree is too deep.
@@ -504,7 +510,8 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = {
 
 
 def check_names(nodes: Sequence[ast.AST]) -> None:
-    """Check that each called name is a function, and each other name a constant.
+    """Check that each name that is called is a function of the name table, and that each other name
+    is a constant of the table.
 
     Raises:
         Refused: a name is unknown, a function is used as a value, or a constant is called.

@@ -45,10 +45,11 @@ CONDITIONAL: Rules = MappingProxyType(
 
 
 def build_interpreter_filter(machine: str | None = None) -> bytes:
-    """Return the interpreter's filter as bytes for `seccomp.install`.
+    """Return the interpreter's filter for a machine, as bytes for `seccomp.install`. If `machine`
+    is None, it is this machine.
 
     Raises:
-        OSError: this machine's architecture is not supported.
+        OSError: the machine's architecture is not supported.
     """
     rules = {
         **{name: [seccomp.allow()] for name in COMMON_ALLOWED},

@@ -1,11 +1,12 @@
 """The guards: the functions that a compiled program calls instead of accessing objects itself.
 
-Guest side. RestrictedPython compiles `a.b` to `_getattr_(a, "b")`; a program can do only what these
-functions allow. Invariants: an attribute can be read only if the table of its object's type allows
+Guest side. RestrictedPython compiles `a.b` to `_getattr_(a, "b")`. So a program can do only what
+the guards allow. Invariants: an attribute can be read only if the table of its object's type allows
 it; only containers, a few library objects, and the program's own classes and their instances can be
-changed; and every refusal is remembered, even if the program swallows it. A program's class has
-`type` as its metaclass and only `object`, exceptions and other classes of the program as bases; its
-methods cannot take part in attribute access, class creation or copying.
+changed; every refusal is remembered, even if the program swallows it. A class of the program has
+`type` as its metaclass, and its bases can only be `object`, exceptions and other classes of the
+program. The methods of such a class cannot take part in attribute access, class creation or
+copying.
 """
 
 from __future__ import annotations
@@ -149,8 +150,9 @@ ATTRIBUTES: Mapping[type, frozenset[str]] = types.MappingProxyType(
 WRITABLE: Mapping[type, frozenset[str]] = types.MappingProxyType(
     {decimal.Context: _words("prec rounding Emin Emax capitals clamp")}
 )
-"""Attributes of library objects that a program may set. On instances of the program's own classes,
-the program may set any attribute."""
+"""Type of a library object → the attributes that a program may set on it. On instances of its own
+classes, a program may set any attribute.
+"""
 
 CONTAINERS = frozenset(
     {
@@ -163,7 +165,9 @@ CONTAINERS = frozenset(
 
 @functools.cache
 def allowed_on(kind: type) -> frozenset[str]:
-    """Return the attribute names that the table allows for a type and its bases."""
+    """Return the names of the attributes that the table allows for the type `kind` and its
+    bases.
+    """
     return frozenset().union(*(ATTRIBUTES.get(base, frozenset()) for base in kind.__mro__))
 
 
@@ -194,14 +198,18 @@ _KNOWN_TYPES = frozenset(ATTRIBUTES) | {bool, type(None), object}
 
 
 class Guards(Uncopied):
-    """The guards of one program. `refusal` is the first refusal, or None if nothing was refused."""
+    """The guards of one program. `refusal` is the first refusal of something that the program
+    tried, or None.
+    """
 
     def __init__(self) -> None:
         self.classes = ProgramClasses()
         self.refusal: Refused | None = None
 
     def table(self) -> dict[str, Any]:
-        """Return each guard under the name by which RestrictedPython's code calls it."""
+        """Return each guard, by the name under which code that RestrictedPython has compiled calls
+        it.
+        """
         return {
             "_getattr_": self.get_attribute,
             "_getitem_": operator.getitem,
@@ -219,8 +227,9 @@ class Guards(Uncopied):
         }
 
     def refused(self, why: str) -> Refused:
-        """Return the refusal to raise. Only the program's first refusal is created; all later calls
-        return the same one, even if the program has swallowed it.
+        """Return the refusal to raise, with the message `why`. Only the first refusal of the
+        program is created. All later calls return the first one again, even if the program has
+        swallowed it.
         """
         self.refusal = self.refusal or Refused(why)
         return self.refusal
@@ -258,7 +267,8 @@ class Guards(Uncopied):
 
     def changeable(self, holder: Any) -> Any:
         """Return the object through which items and attributes of `holder` may be set and deleted.
-        Raises Refused if `holder` may not be changed."""
+        Raises Refused if `holder` may not be changed.
+        """
         kind = type(holder)
         if kind in CONTAINERS or kind in self.classes or kind in _UNCHANGEABLE:
             return holder
@@ -269,17 +279,23 @@ class Guards(Uncopied):
         raise self.refused(f"a {kind.__name__[:40]} cannot be changed from a program")
 
     def change_item(self, sign: str, holder: Any, place: Any, value: Any) -> None:
-        """Execute `holder[place] += value`, with the operator `sign` in place of `+=`."""
+        """Execute `holder[place] += value`, but with the operator `sign`, which is `+=` or a
+        similar one.
+        """
         target = self.changeable(holder)
         target[place] = IN_PLACE[sign](holder[place], value)
 
     def change_attribute(self, sign: str, holder: Any, name: str, value: Any) -> None:
-        """Execute `holder.name += value`, with the operator `sign` in place of `+=`."""
+        """Execute `holder.name += value`, but with the operator `sign`, which is `+=` or a similar
+        one.
+        """
         target = self.changeable(holder)
         setattr(target, name, IN_PLACE[sign](self.get_attribute(holder, name), value))
 
     def make_class(self, name: str, bases: tuple[type, ...], namespace: dict[str, Any]) -> type:
-        """Create a class of the program. Raises Refused if programs may not define such a class."""
+        """Create and return a class of the program. Raises Refused if programs may not define such
+        a class.
+        """
         try:
             return self.classes.make(name, bases, namespace)
         except Refused as refusal:
@@ -310,8 +326,8 @@ class Guards(Uncopied):
         raise self.refused(f"the type {kind.__name__[:40]} is not for programs")
 
     def total_ordering(self, *values: Any, **keywords: Any) -> Any:
-        """Implement `functools.total_ordering`. Raises Refused if the program did not define the
-        class.
+        """Implement `functools.total_ordering`. Raises Refused if the class was not defined by the
+        program.
         """
         kind = _one_class(*values, **keywords)
         if kind not in self.classes:
@@ -329,7 +345,9 @@ class Guards(Uncopied):
 
 
 class _Writer:
-    """Lets a program set only the named attributes of one object."""
+    """A stand-in for one object, through which a program can set only certain attributes of this
+    object.
+    """
 
     __slots__ = ("_guards", "_holder", "_names")
     _guards: Guards
@@ -389,8 +407,8 @@ class ProgramClasses(Uncopied):
         return kind in self._made
 
     def make(self, name: str, bases: tuple[type, ...], namespace: dict[str, Any]) -> type:
-        """Create a class and return it. This method is used for `class` statements in place of a
-        metaclass.
+        """Create a class and return it. A `class` statement of a program calls this method instead
+        of a metaclass. `namespace` contains the members of the class.
 
         Raises:
             Refused: programs may not use one of the bases, or define one of the members.
@@ -411,7 +429,8 @@ class ProgramClasses(Uncopied):
         return made
 
     def named_tuple(self, *values: Any, **keywords: Any) -> type:
-        """Implement `collections.namedtuple`. The library's own version uses `eval` and frames.
+        """Implement `collections.namedtuple`. The library's own function is not used, because it
+        uses `eval` and frames.
 
         Raises:
             ValueError: a name is not an identifier, is a keyword, begins with an underscore or is
@@ -457,10 +476,10 @@ class ProgramClasses(Uncopied):
         return made
 
     def defines(self, order: Iterable[type], name: str) -> bool | None:
-        """Find the first class in `order` that has a member `name`. Return whether the program
-        defined this class, or None if there is no such class.
+        """Return whether the first class in `order` that has a member `name` was defined by the
+        program. Return None if no class has this member.
 
-        `order` is the method resolution order, so Python uses the member of this class.
+        `order` is a method resolution order, so Python itself uses the member of this first class.
         """
         for kind in order:
             if name in vars(kind):

@@ -1,10 +1,10 @@
 """The import table: each module that a program may import, and its members for programs.
 
-Guest side. A program never gets a real Python module, from which it could reach others
-(`json.codecs`, `re.enum.sys`, `statistics.sys`), but a `Module`: a name and a mapping. Invariants:
-no member is a module, reads attributes by their names (`operator.attrgetter`,
-`functools.update_wrapper`, `string.Formatter`), makes code (`collections.namedtuple`,
-`dataclasses`), opens files, imports modules, sleeps or starts anything.
+Guest side. A program never gets a real Python module, because it could reach other modules from
+there (`json.codecs`, `re.enum.sys`, `statistics.sys`). Instead, it gets a `Module`, which has only
+a name and members. Invariants: no member is a module, reads attributes by their names
+(`operator.attrgetter`, `functools.update_wrapper`, `string.Formatter`), makes code
+(`collections.namedtuple`, `dataclasses`), opens files, imports modules, sleeps or starts anything.
 """
 
 from __future__ import annotations
@@ -36,7 +36,9 @@ OWN_FILENAME = "<code>"
 
 
 class Uncopied:
-    """Base class of the sandbox's objects that programs cannot copy. Copying raises TypeError."""
+    """Base class of those objects of the sandbox that programs cannot copy. Copying them raises
+    TypeError.
+    """
 
     __slots__ = ()
 
@@ -54,7 +56,9 @@ class Module(Uncopied):
         self.members = members
 
     def __getattr__(self, name: str) -> Any:
-        """Return a member, for `from m import a`. The import table has already checked the name."""
+        """Return the member `name`. Python calls this for `from m import name`. The import table
+        has already been used to check the name.
+        """
         try:
             return self.members[name]
         except KeyError:
@@ -68,8 +72,8 @@ Module.__name__ = Module.__qualname__ = "module"  # as Python's errors call it
 
 
 class Hint:
-    """A placeholder for a name of `typing`. It does nothing, because annotations are not
-    evaluated.
+    """A placeholder for a name of `typing`. It does nothing, because annotations of programs are
+    never evaluated.
     """
 
     __slots__ = ("_name",)
@@ -96,15 +100,15 @@ class Hint:
 
 
 def _members(module: Any, words: str) -> dict[str, Any]:
-    """Return the members of a module with these names, by name. Names that this Python version
-    lacks are omitted.
+    """Return the members of a Python module whose names are in `words`, by name. Names that this
+    Python version lacks are omitted.
     """
     return {name: getattr(module, name) for name in words.split() if hasattr(module, name)}
 
 
 def named(**functions: Any) -> dict[str, Any]:
-    """Rename functions that replace Python's own, and return them by their new names. Python's
-    errors about arguments then show these names.
+    """Give functions that replace Python's own the names of these, and return them by name. So
+    Python's messages about wrong arguments show the usual names.
     """
     for name, function in functions.items():
         function.__name__ = function.__qualname__ = name
@@ -148,8 +152,8 @@ def _loads(
 
 
 def _wraps(wrapped: Any) -> Callable[[Any], Any]:
-    """Implement `functools.wraps` for functions of the program. It copies only three attributes,
-    whereas the original copies any attributes that the caller names.
+    """Implement `functools.wraps` for functions of the program. It copies only three attributes.
+    Python's own function copies any attributes that the caller names.
     """
 
     def decorate(function: Any) -> Any:
@@ -265,7 +269,9 @@ NEWER: Mapping[str, frozenset[str]] = types.MappingProxyType(
         "random": frozenset({"binomialvariate"}),
     }
 )
-"""Members in the import table that older supported versions of Python lack."""
+"""Module → those of its members in the import table that older supported versions of Python
+lack.
+"""
 
 MADE_FOR_EACH: Mapping[str, frozenset[str]] = types.MappingProxyType(
     {
@@ -273,8 +279,9 @@ MADE_FOR_EACH: Mapping[str, frozenset[str]] = types.MappingProxyType(
         "functools": frozenset({"total_ordering"}),
     }
 )
-"""Members that are created separately for each program, because they make or change the program's
-classes."""
+"""Module → those of its members that are created separately for each program, because they make or
+change the program's classes.
+"""
 
 MODULES: Mapping[str, frozenset[str]] = types.MappingProxyType(
     {
@@ -282,11 +289,11 @@ MODULES: Mapping[str, frozenset[str]] = types.MappingProxyType(
         for name, members in sorted(_STATIC.items())
     }
 )
-"""Module → its members. Import statements are checked against this table."""
+"""Module → all its members. Import statements are checked against this table."""
 
 
 FINDER = "_find_module_"
-"""The name of the `ModuleFinder` in a program's globals."""
+"""The name that the `ModuleFinder` has among a program's globals."""
 
 
 class ModuleFinder:
@@ -301,7 +308,9 @@ class ModuleFinder:
         self._found: dict[str, Module] = {}
 
     def find(self, name: str) -> Module:
-        """Return the module of this name, or an empty module if the name is unknown."""
+        """Return the module with this name, or an empty module if the import table has no such
+        module.
+        """
         if name not in self._found:
             members = _STATIC.get(name, {})
             made = self._made.get(name)
@@ -311,10 +320,10 @@ class ModuleFinder:
 
 
 def import_module(name: Any, namespace: Any = None, *_: Any, **__: Any) -> Module:
-    """Implement `__import__` for programs: look a module up, without importing anything.
+    """Implement `__import__` for programs: look up the module `name`, without importing anything.
 
-    Python's C code also calls this for modules that it needs itself (`_strptime`). The C code then
-    takes these modules from `sys.modules`, so this function can return an empty module.
+    Python's C code also calls this function for modules that it needs itself (`_strptime`). It then
+    takes such a module from `sys.modules`, so this function can return an empty module.
     """
     finder = namespace.get(FINDER) if type(namespace) is dict else None
     if type(finder) is not ModuleFinder or type(name) is not str:

@@ -1,11 +1,12 @@
-"""The language of programs: every `ast` node class, allowed or refused, and every built-in name.
+"""The language of programs: which `ast` node classes and which built-in names are allowed or
+refused.
 
-Guest side, the first two tables that a program must pass. Invariants: a node class that is neither
-in `ALLOWED` nor in `REFUSED` is also refused, so a newer Python with new syntax cannot widen the
-language; and every identifier in a node is checked after Python's parser has normalised it (PEP
-3131). No built-in function reads an attribute by its name, makes code, opens anything or looks at a
-namespace; `type` takes one argument; `print` collects text. `Exception` is the most general
-exception that has a name, so that no program can catch what the sandbox raises.
+Guest side. These are the first two tables that a program must pass. Invariants: a node class that
+is neither in `ALLOWED` nor in `REFUSED` is also refused, so a newer Python with new syntax cannot
+widen the language; every identifier in a node is checked after Python's parser has normalised it
+(PEP 3131). None of the built-in functions reads an attribute by its name, makes code, opens
+anything or looks at a namespace; `type` takes one argument; `print` collects text. `Exception` is
+the most general exception that has a name, so that no program can catch what the sandbox raises.
 """
 
 from __future__ import annotations
@@ -28,8 +29,9 @@ from RestrictedPython.transformer import (
 from fumehood.guest.interpreter.modules import MODULES, import_module
 
 MAX_DEPTH = 200
-"""Maximum number of levels of nested nodes. The policy below walks the tree recursively, with four
-Python frames per level."""
+"""Maximum number of levels of nested nodes. `ProgramPolicy` walks the tree recursively, with four
+Python frames for each level.
+"""
 
 ALLOWED = frozenset(
     {
@@ -89,12 +91,13 @@ MAGIC_METHODS = frozenset(
         "__lshift__", "__rshift__", "__int__", "__float__", "__round__",
     }
 )  # fmt: skip
-"""Methods that a class may define: those called with the program's own values. Excluded are methods
-for attribute access, class creation and copying, and those that receive a traceback or buffer.
+"""Special methods that a class of a program may define. All of them are called only with the
+program's own values. Excluded are methods for attribute access, class creation and copying, and
+those that receive a traceback or buffer.
 """
 
 RESERVED_NAMES = frozenset({"printed", "builtins", "breakpoint", "exec", "eval"})
-"""Names that RestrictedPython also refuses, or uses itself (`printed`)."""
+"""Names that RestrictedPython also refuses, or that it uses itself (`printed`)."""
 
 _SAID = {
     "With": "with statements", "AsyncFunctionDef": "coroutines", "Await": "coroutines",
@@ -106,11 +109,11 @@ _SAID = {
 
 
 class Refused(BaseException):
-    """The program used something that the tables do not allow. The message names what it was.
+    """The program used something that the tables do not allow. The message says what it was.
 
     This is not an `Exception`, and programs have no name for its base classes, so a program cannot
-    catch it with `except`. A program can still swallow it with `finally: return`. So the guards
-    remember each refusal, and `restricted` checks this at the end of the run.
+    catch it with `except`. But a program can swallow it with `finally: return`. So the guards
+    remember each refusal, and `restricted` asks them for it at the end of the run.
     """
 
 
@@ -144,7 +147,7 @@ def check(tree: ast.Module) -> list[ast.AST]:
 
 
 def _parts(node: ast.AST) -> tuple[list[ast.AST], list[str]]:
-    """Return the child nodes of a node, and the texts that the node stores."""
+    """Return the child nodes of a node, and the texts that the node itself stores."""
     children: list[ast.AST] = []
     texts: list[str] = []
     for value in vars(node).values():
@@ -184,8 +187,8 @@ def _check_comprehension(node: ast.comprehension) -> None:
 
 
 def _check_texts(node: ast.AST, texts: list[str]) -> None:
-    """Raise Refused if a name that a node stores as text is not allowed, such as the name of a
-    variable, parameter, keyword or import.
+    """Raise Refused if a name that a node stores as text is not allowed. Such names are those of
+    variables, parameters, keywords and imports. `texts` are all texts that the node stores.
 
     The text of a constant is not a name, and `_check_attribute` checks the names of attributes.
     """
@@ -246,7 +249,9 @@ def _check_targets(node: ast.Assign) -> None:
 
 
 def _check_no_methods(children: list[ast.AST]) -> None:
-    """Raise Refused if one of these nodes, which are not in a class, defines a magic method."""
+    """Raise Refused if one of the nodes `children`, which are not in a class, defines a special
+    method.
+    """
     for node in children:
         if isinstance(node, ast.FunctionDef) and node.name.startswith("__"):
             raise _at(node, "methods with underscores can only be defined in a class")
@@ -263,7 +268,7 @@ _CHECKS: Mapping[str, Callable[[Any], None]] = types.MappingProxyType(
         "Assign": _check_targets,
     }
 )
-"""Name of a node class → a further check of the nodes of this class."""
+"""Name of a node class → a function that makes a further check of nodes of this class."""
 
 
 def _is_super(node: ast.expr) -> bool:
@@ -304,8 +309,9 @@ EXCEPTIONS = (
 )  # fmt: skip
 
 MADE_FOR_EACH = ("print", "type")
-"""Names whose functions are created separately for each program: `print` writes to the program's
-output, and `type` is one of the program's guards."""
+"""Built-in names whose functions are created separately for each program: `print` writes to the
+program's output, and `type` is one of the program's guards.
+"""
 
 STATIC: Mapping[str, Any] = types.MappingProxyType(
     {name: getattr(builtins, name) for name in (*CONSTANTS, *FUNCTIONS, *EXCEPTIONS)}
@@ -318,20 +324,21 @@ BUILT_INS: Any = {
     "__import__": import_module,
     "__build_class__": builtins.__build_class__,
 }
-"""The `__builtins__` of every program. Python requires a plain dictionary; no program can access
-it, and it is never changed.
+"""The `__builtins__` of every program. Python requires a plain dictionary for it. No program can
+access this dictionary, and it is never changed.
 """
 
 
 def check_names(nodes: list[ast.AST]) -> None:
-    """Refuse built-in names that are not in the table, unless the program defines them itself.
+    """Check the built-in names that a program uses. Names that the program defines itself are not
+    checked.
 
     `nodes` are all nodes of the program. Unknown names are not refused: the program gets a
     NameError when it uses one.
 
     Raises:
-        Refused: the program uses a refused built-in name. The message names an alternative, if
-            there is one.
+        Refused: the program uses a built-in name that is not in the table. The message names an
+            alternative, if there is one.
     """
     bound = set(_bound(nodes))
     for node in nodes:
@@ -382,11 +389,12 @@ _INSTEAD: Mapping[str, str] = types.MappingProxyType(
 
 FILENAME = "<code>"
 VALUE = "_value_"
-"""The variable for the value of a program's last expression. No program can assign to it."""
+"""The variable that gets the value of a program's last expression. No program can assign to it."""
 
 
 def compile_program(tree: ast.Module) -> CodeType:
-    """Compile a program to code that accesses objects only through guards.
+    """Compile a program to code that accesses objects only through guards. `tree` must have passed
+    `check`.
 
     Raises:
         Refused: RestrictedPython refused the program.
@@ -399,13 +407,13 @@ def compile_program(tree: ast.Module) -> CodeType:
 
 
 class ProgramPolicy(RestrictingNodeTransformer):
-    """RestrictedPython's policy, relaxed by the methods below. It is only used on trees that
-    `check` has accepted.
+    """RestrictedPython's policy. The methods below allow more than it does. It is only used on
+    trees that `check` has accepted.
     """
 
     def check_name(self, node: Any, name: str | None, allow_magic_methods: bool = False) -> None:
-        """Allow the methods in `MAGIC_METHODS`, in addition to the eight that RestrictedPython
-        allows.
+        """Check a name as RestrictedPython does, but allow all special methods in `MAGIC_METHODS`,
+        and not only the eight that RestrictedPython allows.
         """
         if allow_magic_methods and isinstance(node, ast.FunctionDef) and name in MAGIC_METHODS:
             return
@@ -430,15 +438,16 @@ class ProgramPolicy(RestrictingNodeTransformer):
         return super().visit_Name(node)
 
     def visit_Attribute(self, node: ast.Attribute) -> Any:
-        """Allow reading `__name__` and `__init__`, each through a guard that reads only this
-        attribute."""
+        """Allow reading `__name__` and `__init__`. For each of them, there is a guard that reads
+        only this attribute.
+        """
         guard = {"__name__": "_name_of_", "__init__": "_super_init_"}.get(node.attr)
         if guard is None or not isinstance(node.ctx, ast.Load):
             return super().visit_Attribute(node)
         return _guarded(node, guard, self.visit(node.value))
 
     def visit_AugAssign(self, node: ast.AugAssign) -> Any:
-        """Allow `+=` and similar statements for items and attributes, accessed through guards."""
+        """Allow `+=` and similar statements for items and attributes, which guards then execute."""
         target, operation = node.target, ast.Constant(IOPERATOR_TO_STR[type(node.op)])
         if isinstance(target, ast.Name):
             return super().visit_AugAssign(node)
@@ -459,8 +468,8 @@ class ProgramPolicy(RestrictingNodeTransformer):
         return node
 
     def visit_ClassDef(self, node: ast.ClassDef) -> Any:
-        """Restore the class's source position in the tree that the policy returns, so that
-        tracebacks show the right line.
+        """Give the class statement in the tree that RestrictedPython's policy returns its position
+        in the source again, so that tracebacks show the right line.
         """
         visited: ast.ClassDef = super().visit_ClassDef(node)  # type: ignore[assignment]
         copy_locations(visited, node)

@@ -1,15 +1,16 @@
 """Restricted programs: small Python programs that are evaluated to a value and printed text.
 
 Guest side, run by a fresh child that dies after its answer. A program is checked by Python's
-parser, by our tables (syntax, names, imports) and by RestrictedPython's policy. While the program
-runs, the guards check it, with a separate table of attributes. Invariant: a program can reach only
-what is in these tables; if they fail, the wall around the process still holds.
+parser, by the engine's tables (syntax, names, imports) and by RestrictedPython's policy. While the
+program runs, the guards check it, with a separate table of attributes. Invariant: a program can
+reach only what is in these tables; if the tables fail, the wall around the process still holds.
 
 Output: printed text never exceeds the output limit. A program that prints more ends with the error
-"output", whatever it does afterwards, or "policy" if the guards have refused it something. Values:
-only containers of exact built-in types are examined; everything else is shown by its own `repr`,
-whose exceptions count as the program's. Failures: only lines of the program are shown, not other
-files and functions. The program can choose an exception's type and message, so they are shortened.
+"output", whatever it does afterwards, or with the error "policy" if the guards have refused it
+something. Values: only containers of exact built-in types are examined. Any other value is shown by
+its own `repr`, and an exception in this `repr` counts as the program's. Failures: only lines of the
+program are shown, but no other files and functions. The program can choose the type and the message
+of an exception, so both are shortened.
 """
 
 from __future__ import annotations
@@ -31,18 +32,20 @@ from fumehood.protocol.framing import before_word, whole_words
 from fumehood.protocol.strict_json import MAX_VALUE_DEPTH
 
 RESERVE_BYTES = 2 << 20
-"""Address space in bytes that is released when a program has used up its memory limit, because the
-report needs memory. The space is mapped but never touched, so it costs no memory.
+"""Address space in bytes that is reserved and released when a program has used up its memory limit,
+because the report of this failure needs memory. The space is mapped but never touched, so it costs
+no memory.
 """
 
 REHEARSALS = 16
 """Number of times that each program in `_PRELOADS` runs before the first fork. Python rewrites the
-bytecode of functions that run often; if this happens before the fork, the pages stay shared.
+bytecode of functions that run often. If it does so before the fork, all children share the memory
+pages of this bytecode.
 """
 
 KEPT_SHARE = 16
-"""If an error with the printed text exceeds the output limit of N bytes, the first N / `KEPT_SHARE`
-characters of the text are kept. In JSON, each character takes at most twelve bytes.
+"""If an error and the printed text together exceed the output limit of N bytes, the first N /
+`KEPT_SHARE` characters of the text are kept. In JSON, each character takes at most twelve bytes.
 """
 
 _FUTURE_IGNORED = frozenset({"annotations"})
@@ -91,11 +94,12 @@ def compile_checked(code: str) -> CodeType:
 
 
 def simplify(tree: ast.Module) -> ast.Module:
-    """Remove annotations and `from __future__`, and narrow bare `except:`.
+    """Remove annotations and `from __future__` from a program, and narrow bare `except:`. Return
+    `tree`.
 
     Annotations are never evaluated. A bare `except:` becomes `except Exception:`, so that it cannot
     catch the sandbox's own exceptions. Only statements are visited, because expressions contain
-    none of these constructs. Nothing is added that the tables would refuse. Returns `tree`.
+    none of these constructs. Nothing is added that the tables would refuse.
     """
     waiting: list[ast.AST] = [tree]
     while waiting:
@@ -146,8 +150,9 @@ class Run:
         self._reserve = mmap.mmap(-1, RESERVE_BYTES, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
 
     def reply(self) -> dict[str, Any]:
-        """Compile and run the program. Returns `{result}`, or `{error}` with the text printed so
-        far."""
+        """Compile and run the program. Return `{result}`, or `{error}` with the text printed so
+        far.
+        """
         try:
             program = compile_checked(self._code)
         except SyntaxError as error:
@@ -170,7 +175,7 @@ class Run:
         return {"result": result}
 
     def namespace(self) -> dict[str, Any]:
-        """Return the program's globals."""
+        """Return the global variables of the program."""
         guards = self._guards
         made: dict[str, dict[str, Any]] = {
             "collections": {"namedtuple": guards.classes.named_tuple},
@@ -235,7 +240,8 @@ def _summary(exception: dict[str, Any]) -> str:
 
 _WARM_UP = "1"
 """The warm-up program. It is short on purpose: parser, tables and policy need the same memory pages
-for it as for every program. Each further page would be copied into every spare child needlessly.
+for it as for every program. A longer program would touch further pages, and these would be copied
+into every spare child needlessly.
 """
 
 _PRELOADS = (
@@ -278,8 +284,9 @@ MAX_FRAMES = 10
 
 
 class OutputFull(BaseException):
-    """The program has printed or returned more than its output limit. Programs cannot catch this
-    exception, just as they cannot catch `Refused`."""
+    """The program has printed or returned more than its output limit. Like `Refused`, this is an
+    exception that programs cannot catch.
+    """
 
 
 class Printed:
@@ -292,7 +299,7 @@ class Printed:
         self.is_full = False
 
     def text(self) -> str:
-        """Return the whole text. Characters that UTF-8 cannot encode are escaped."""
+        """Return all text printed so far. Characters that UTF-8 cannot encode are escaped."""
         return "".join(self._parts)
 
     def write(
@@ -333,7 +340,9 @@ def _text_or(value: Any, default: str, name: str) -> str:
 
 
 class PrintDoor:
-    """The object through which code compiled by RestrictedPython prints. A program has only one."""
+    """The object through which code compiled by RestrictedPython prints. Each program has exactly
+    one.
+    """
 
     __slots__ = ("_call_print",)
 
@@ -370,7 +379,7 @@ def short_repr(value: Any) -> str:
 
 
 def utf8(text: str) -> str:
-    """Return a text with its lone surrogates escaped, because the channel refuses them."""
+    """Return `text` with its lone surrogates escaped, because the channel refuses them."""
     return text.encode("utf-8", "backslashreplace").decode()
 
 
@@ -439,8 +448,8 @@ def describe(fault: BaseException, code: str) -> dict[str, Any]:
 
 
 def last_line(fault: BaseException) -> str:
-    """Return the program's line in which an exception was raised, as " (line N)". If the line is
-    unknown, return "".
+    """Return the number of the program's line in which an exception was raised, as " (line N)". If
+    the line is unknown, return "". `fault` is the exception.
     """
     lines = [line for frame, line in traceback.walk_tb(fault.__traceback__) if _is_programs(frame)]
     return f" (line {lines[-1]})" if lines else ""

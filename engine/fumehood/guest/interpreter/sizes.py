@@ -1,8 +1,10 @@
-"""Size estimates: arithmetic that refuses a result that would be too large before computing it.
+"""Size estimates: arithmetic that refuses an operation before computing it if the result would be
+too large.
 
-Guest side, the calculator's third table. `9**9**9` is a short text, but would take years, so every
-operation whose result can be much larger than its text is estimated first. Invariant: no integer
-over 4,300 digits and no sequence over 10,000 elements is the result of an operation.
+Guest side. After the node table and the name table, this is the third check of the calculator.
+`9**9**9` is a short text, but would take years. So every operation whose result can be much larger
+than its text is estimated first. Invariant: no result of an operation is an integer over 4,300
+digits or a sequence over 10,000 elements.
 """
 
 from __future__ import annotations
@@ -36,7 +38,8 @@ def checked(value: Any) -> Any:
 
 
 def check_literals(nodes: Iterable[ast.AST]) -> None:
-    """Check the size of number literals, because Python does not limit hexadecimal ones.
+    """Check the size of the number literals among `nodes`, because Python does not limit
+    hexadecimal ones.
 
     Raises:
         TooLarge: a literal has more than 4,300 digits.
@@ -47,19 +50,23 @@ def check_literals(nodes: Iterable[ast.AST]) -> None:
 
 
 def bits(value: int) -> float:
-    """Return the log2 of an integer's magnitude: its size in bits as a real number."""
+    """Return the logarithm to base 2 of an integer's magnitude, which is its size in bits as a real
+    number.
+    """
     return math.log2(abs(value)) if value else 0.0
 
 
 def divide(left: Any, right: Any) -> Any:
-    """Implement `/`: the result is an integer if two integers divide exactly, else a double."""
+    """Implement `/`. The result is an integer if two integers divide exactly, otherwise a
+    double.
+    """
     if isinstance(left, int) and isinstance(right, int) and right and left % right == 0:
         return left // right
     return left / right
 
 
 def power(base: Any, exponent: Any, modulus: Any = None) -> Any:
-    """Implement `**` and `pow`. Raises TooLarge."""
+    """Implement `**` and `pow`. Raises TooLarge if the result would exceed the limits."""
     if modulus is not None:
         return pow(base, exponent, modulus)
     if isinstance(base, int) and isinstance(exponent, int) and exponent > 0:
@@ -68,14 +75,16 @@ def power(base: Any, exponent: Any, modulus: Any = None) -> Any:
 
 
 def shift_left(value: Any, count: Any) -> Any:
-    """Implement `<<`. Raises TooLarge."""
+    """Implement `<<`. Raises TooLarge if the result would exceed the limits."""
     if isinstance(value, int) and isinstance(count, int) and value and count > 0:
         _weigh(bits(value) + _times(1.0, count))
     return value << count
 
 
 def multiply(left: Any, right: Any) -> Any:
-    """Implement `*` for two numbers, or a list and a number. Raises TooLarge."""
+    """Implement `*` for two numbers, or for a list and a number. Raises TooLarge if the result
+    would exceed the limits.
+    """
     for sequence, count in ((left, right), (right, left)):
         is_repeated = isinstance(sequence, list | tuple) and isinstance(count, int)
         if is_repeated and len(sequence) * count > MAX_ELEMENTS:
@@ -84,14 +93,14 @@ def multiply(left: Any, right: Any) -> Any:
 
 
 def factorial(value: Any) -> int:
-    """Implement `!` and `factorial`. Raises TooLarge."""
+    """Implement `!` and `factorial`. Raises TooLarge if the result would exceed the limits."""
     number = _whole(value)
     _weigh(number - 1)  # every factor but the first is at least two
     return int(checked(math.factorial(number)))
 
 
 def combinations(total: Any, chosen: Any) -> int:
-    """Implement `comb`. Raises TooLarge."""
+    """Implement `comb`. Raises TooLarge if the result would exceed the limits."""
     if isinstance(total, int) and isinstance(chosen, int) and total >= chosen >= 0:
         # At least (total / fewer) ** fewer, and less than 3 ** fewer times as much.
         fewer = min(chosen, total - chosen)
@@ -100,7 +109,7 @@ def combinations(total: Any, chosen: Any) -> int:
 
 
 def permutations(total: Any, chosen: Any = None) -> int:
-    """Implement `perm`. Raises TooLarge."""
+    """Implement `perm`. Raises TooLarge if the result would exceed the limits."""
     if chosen is None:
         return factorial(total)
     if isinstance(total, int) and isinstance(chosen, int) and total >= chosen >= 0:
@@ -112,7 +121,7 @@ def permutations(total: Any, chosen: Any = None) -> int:
 
 
 def product(values: Iterable[Any], start: Any = 1) -> Any:
-    """Implement `prod`. Raises TooLarge."""
+    """Implement `prod`. Raises TooLarge if the result would exceed the limits."""
     result = start
     for value in _numbers(values):
         result = checked(result * value)
@@ -121,7 +130,7 @@ def product(values: Iterable[Any], start: Any = 1) -> Any:
 
 def total(values: Iterable[Any], start: Any = 0) -> Any:
     """Implement `sum`, but only for numbers, because adding many lists takes quadratic time. Raises
-    TooLarge.
+    TooLarge if the result would exceed the limits.
     """
     result = start
     for value in _numbers([start, *values])[1:]:
@@ -130,7 +139,7 @@ def total(values: Iterable[Any], start: Any = 0) -> Any:
 
 
 def least_common_multiple(*values: int) -> int:
-    """Implement `lcm`. Raises TooLarge."""
+    """Implement `lcm`. Raises TooLarge if the result would exceed the limits."""
     result = 1
     for value in values:
         result = checked(math.lcm(result, value))
@@ -138,7 +147,9 @@ def least_common_multiple(*values: int) -> int:
 
 
 def rounded(value: Any, digits: Any = None) -> Any:
-    """Implement `round`. Raises TooLarge: rounding an integer to -n places computes 10**n."""
+    """Implement `round`. Raises TooLarge if an integer is rounded to too many places before the
+    point, because rounding to -n places computes 10**n.
+    """
     if digits is not None and isinstance(value, int) and abs(_whole(digits)) > MAX_INTEGER_DIGITS:
         raise TooLarge(f"round() takes at most {MAX_INTEGER_DIGITS} places")
     return round(value, digits)
@@ -160,8 +171,8 @@ BINARY: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
 
 
 def _times(factor: float, count: int) -> float:
-    """Return the product. If a float cannot hold the product, return infinity, which exceeds every
-    limit.
+    """Return `factor * count`. If a float cannot hold the product, return infinity, which exceeds
+    every limit.
     """
     if factor == 0:
         return 0.0

@@ -1,5 +1,5 @@
-"""The guest's ends of streams: each module is one kind, and its class `End` serves the stream.
+"""The guest's ends of streams. Each module serves one kind of stream with its class `End`.
 
-The part of the host that owns a kind opens the streams of this kind. When a run starts, the host
-tells the guest which streams the run has.
+On the host, one feature of the engine owns each kind of stream, and opens the streams of this kind.
+When a run starts, the host tells the guest which streams the run has.
 """

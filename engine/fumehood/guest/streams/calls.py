@@ -1,7 +1,7 @@
-"""The stream of a program's tool calls: carries calls to the host, and answers to the program.
+"""The stream of a program's tool calls. It carries calls to the host, and answers to the program.
 
-Guest side, used by the supervisor. The program's messages are hostile. The form and the number of
-its calls are checked here, and the host checks everything again. Answers are not parsed.
+Guest side, used by the supervisor. Messages from the program are hostile. This module checks the
+form and the number of its calls, and the host checks everything again. Answers are not parsed here.
 """
 
 from __future__ import annotations
@@ -14,25 +14,28 @@ from fumehood.protocol import framing, strict_json
 from fumehood.protocol.streams import Joiner, StreamFrame
 
 REFUSALS = 100
-"""Number of tool calls that a program may make beyond its limit, each of which is refused. A
-program that ignores so many refusals is ended."""
+"""Number of tool calls that a program may make beyond its limit. Each of them is refused. A program
+that ignores so many refusals is ended.
+"""
 
 MAX_TOOL_CHARACTERS = 256
 
 MAX_UNREAD_BYTES = 16 << 20
-"""Maximum number of bytes of answers to tool calls that a program has not read yet."""
+"""Maximum number of bytes in answers to tool calls that a program has not read yet."""
 
 
 class End(streams.End):
     """Forwards the tool calls of the current run's program, if the program may call tools."""
 
     def begin(self, run: Run, told: str) -> None:
-        """Begin to count the run's calls from zero."""
+        """Count the run's calls from zero on. `told` is the host's text for this stream."""
         self._calls = 0
         self._answer = Joiner()
 
     def on_frame(self, run: Run | None, frame: StreamFrame) -> None:
-        """Forward the answer to a program's tool call, unless the program has ended."""
+        """Forward the answer to a tool call of the program of `run`, unless the program has
+        ended.
+        """
         if run is None or run.id != frame.run_id or not is_running(run):
             return
         answer = self._answer.add(frame.body)
@@ -44,8 +47,9 @@ class End(streams.End):
             self.place.write(run, framing.HEADER.pack(len(answer)) + answer)
 
     def on_message(self, run: Run, message: dict[str, Any]) -> bool:
-        """Forward a program's tool call. End the program if the call is invalid, or if the program
-        has made too many calls. Returns False if the message is not a tool call.
+        """Forward a program's tool call to the host. End the program if the call is invalid, or if
+        the program has made too many calls. Return False if the message is not a tool call,
+        otherwise True.
         """
         if "call" not in message:
             return False
@@ -59,7 +63,9 @@ class End(streams.End):
         return True
 
     def on_garbage(self, run: Run) -> None:
-        """End the program, because it would wait for answers until its time limit."""
+        """End the program of `run`, because otherwise it would wait for answers until its time
+        limit.
+        """
         if is_running(run):
             self.place.stop(run, "policy")
 

@@ -1,8 +1,8 @@
-"""The stream by which the host feeds bytes to one of the engine's own programs.
+"""The stream through which the host feeds bytes to one of the engine's own programs.
 
-Guest side, used by the supervisor. The stream has one connection, in one direction: the bytes are
-written into the pipe of the program's request. The host first sends as many bytes as its window
-allows, and then more as the program reads.
+Guest side, used by the supervisor. The stream has a single connection, in one direction: the guest
+writes the host's bytes into the pipe on which the program received its request. The host first
+sends as many bytes as its window allows, and then more as the program reads.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class End(streams.End):
     """Feeds bytes to the current run's program, if the host has opened a feed."""
 
     def begin(self, run: Run, told: str) -> None:
-        """Allow the host to send the number of bytes that `told` contains."""
+        """Allow the host to send as many bytes as `told`, a number in decimal digits, says."""
         assert run.child is not None
         self._window = int(told)
         self._fed_bytes = 0
@@ -36,8 +36,8 @@ class End(streams.End):
             self.place.write(run, data)
 
     def on_written(self, run: Run) -> None:
-        """Report to the host how many of the fed bytes were written to the program. A small number
-        is reported only when no fed bytes are left to write.
+        """Report to the host how many of the bytes that it has fed were written to the program. A
+        small number is reported only when no fed bytes are left to write.
         """
         taken_bytes = self._fed_bytes - min(self._fed_bytes, len(run.request))
         if taken_bytes and (not run.request or taken_bytes >= self._window // 4):

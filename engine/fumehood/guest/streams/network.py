@@ -1,8 +1,9 @@
-"""The stream of connections to the gateway, which programs reach as an HTTP proxy on loopback.
+"""The stream of connections to the gateway. Programs reach the gateway as an HTTP proxy on
+loopback.
 
 Guest side, used by the supervisor and by the front of an operator's program. The bytes are not
 parsed here; the host parses them. Invariants: bytes are relayed only during a run with network, and
-connections at other times are closed at once; after a run, none of its connections is left.
+connections made at other times are closed at once; after a run, none of its connections is left.
 """
 
 from __future__ import annotations
@@ -53,7 +54,9 @@ class Relay(Connections):
         self.close()
 
     def turn_away(self) -> None:
-        """Close the connections that were not accepted yet. They belong to an earlier program."""
+        """Close the connections that were not accepted yet, because a program of an earlier run
+        made them.
+        """
         for _ in range(2 * BACKLOG):  # no more of them can wait
             accepted = self._accepted()
             if accepted is None:
@@ -86,11 +89,11 @@ class End(streams.End):
         self._relay = Relay(kind, place.host, place.selector)
 
     def begin(self, run: Run, told: str) -> None:
-        """Relay the run's connections. `told` contains the certificates to trust."""
+        """Relay the run's connections. `told` contains the certificates to trust, in PEM."""
         self._relay.begin(run.id, told)
 
     def on_frame(self, run: Run | None, frame: StreamFrame) -> None:
-        """Process a frame from the host."""
+        """Process a frame from the host for a connection of the current run."""
         self._relay.on_frame(frame)
 
     def end(self) -> None:

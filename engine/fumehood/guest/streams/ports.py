@@ -1,7 +1,8 @@
-"""The stream of connections to ports: the host connects to servers on the container's loopback.
+"""The stream of connections to ports. Through it, the host connects to servers on the container's
+loopback.
 
 Guest side, used by the supervisor. Invariants: the host's connections reach only loopback, and only
-in the container of a session; they are closed when the channel closes.
+in the container of a session; they are closed when the channel to the host closes.
 """
 
 from __future__ import annotations
@@ -30,14 +31,14 @@ class Ports(Connections):
         self._opening: dict[int, socket.socket] = {}
 
     def close(self) -> None:
-        """Close all connections."""
+        """Close all connections, including those that are being opened."""
         for number in list(self._opening):
             self._give_up(number)
         super().close()
 
     def on_segment(self, segment: Segment) -> None:
-        """Process a segment from the host. Each `OPEN` is answered once, with `OPENED` or
-        `CLOSED`.
+        """Process a segment of a connection from the host. Each segment `OPEN` is answered exactly
+        once, with `OPENED` or `CLOSED`.
         """
         if segment.step == OPEN:
             port = int.from_bytes(segment.data, "big")
@@ -53,7 +54,9 @@ class Ports(Connections):
     def _connect(
         self, number: int, port: int, places: list[tuple[socket.AddressFamily, str]]
     ) -> None:
-        """Connect to the first of `places` that accepts the connection, without blocking."""
+        """Connect to `port` at the first of `places` that accepts the connection, without blocking.
+        Each place is an address family and an address. `number` is the number of the connection.
+        """
         while places:
             family, address = places.pop(0)
             try:
@@ -105,7 +108,7 @@ class End(streams.End):
         self._ports = Ports(kind, place.host, place.selector)
 
     def on_frame(self, run: Run | None, frame: StreamFrame) -> None:
-        """Process a frame from the host."""
+        """Process a frame from the host for one of its connections."""
         self._ports.on_frame(frame)
 
     def leave(self) -> None:
