@@ -1,8 +1,8 @@
 """Canonical JSON and its hash: each JSON value has exactly one canonical text.
 
-Host side. RFC 8785 supports doubles only, so integers beyond 2^53 - 1 are written as `{"$integer":
-"digits"}`. A key that begins with `$` is written with a second `$`, so that no two values have the
-same text.
+Host side. The text follows RFC 8785. That format supports doubles only, so integers beyond 2^53 - 1
+are written as `{"$integer": "digits"}`. If a key begins with `$`, another `$` is written before it,
+so that no two values have the same text.
 """
 
 from __future__ import annotations
@@ -31,8 +31,9 @@ def digest_of(value: Any) -> str:
 
 
 def _text(value: Any) -> str:
-    """Return the canonical text of a JSON value. Strings are encoded without `rfc8785`, but in the
-    same form: `rfc8785` takes seconds for a string of a few MB with many line breaks.
+    """Return the canonical text of a JSON value. Strings are encoded without the library `rfc8785`,
+    but in the same form, because the library takes seconds for a string of a few MB with many line
+    breaks.
     """
     if isinstance(value, str):
         return encode_basestring(value)

@@ -2,7 +2,7 @@
 
 Used on both sides of the channel; needs only the standard library. Invariant: in each direction, at
 most `WINDOW_BYTES` of a connection are in transit, unless the two ends have agreed on another
-window. The sender may send more after the receiver has reported that it has consumed bytes.
+maximum. The sender may send more bytes after the receiver has reported that it has consumed some.
 """
 
 from __future__ import annotations
@@ -22,25 +22,32 @@ PIECE_BYTES = 64 * 1024
 """Maximum number of bytes of a connection in one segment."""
 
 ONLY = 0
-"""The connection's number in a stream that carries a single connection, which is open from the
-beginning. In other streams, the connections that a program opens have higher numbers."""
+"""The number of the connection in a stream that carries only one connection, which is open from the
+beginning. In other streams, the connections that a program opens have higher numbers.
+"""
 
 OPENED, DATA, TAKEN, FINISHED, CLOSED, OPEN = range(1, 7)
-"""Steps of a connection. `OPENED`: the guest has opened a connection. `DATA`: the next bytes of
-the connection. `TAKEN`: the receiver has consumed the stated number of bytes, so the sender may
-send as many more. `FINISHED`: the sender sends no more bytes. `CLOSED`: the connection is closed.
-`OPEN`: the host requests a connection to the port in the data. The guest replies with `OPENED` or
-`CLOSED`."""
+"""Steps of a connection. They are sent as segments and mean:
+
+- `OPENED`: the guest has opened a connection.
+- `DATA`: these are the next bytes of the connection.
+- `TAKEN`: the receiver has consumed the stated number of bytes, so the sender may send as many
+more.
+- `FINISHED`: the sender sends no more bytes.
+- `CLOSED`: the connection is closed.
+- `OPEN`: the host asks the guest to connect to the port in the data. The guest replies with
+`OPENED` or `CLOSED`.
+"""
 
 _HEAD = struct.Struct("!BI")
-"""A segment's step, and the number of its connection. The data follow."""
+"""The head of a segment: its step, and the number of its connection. The data follow."""
 
 MAX_SEGMENT_BYTES = _HEAD.size + PIECE_BYTES
 
 
 class Segment(NamedTuple):
-    """One step of a connection, as the body of a stream's frame. The body is binary, because
-    encoding JSON would take most of the time of a transfer.
+    """One step of a connection. It is sent as the body of a stream's frame. The body is binary,
+    because encoding JSON would take most of the time of a transfer.
     """
 
     step: int
@@ -48,7 +55,7 @@ class Segment(NamedTuple):
     data: bytes = b""
 
     def encode(self) -> bytes:
-        """Return the segment as the body of a stream's frame."""
+        """Return the segment in the form of a body of a stream's frame."""
         return _HEAD.pack(self.step, self.number) + self.data
 
     @classmethod

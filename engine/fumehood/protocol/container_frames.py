@@ -56,22 +56,21 @@ from fumehood.protocol.messages import (
 from fumehood.protocol.streams import STREAM_START, StreamFrame
 
 PART_CHARACTERS = 64 * 1024
-"""Number of characters in each piece of a long request."""
+"""Number of characters in each piece of long arguments."""
 
 NO_STREAMS: Mapping[str, str] = MappingProxyType({})
 
 OUTPUT_START = b'{"op":"output",'
-"""The beginning of an output frame as the guest writes it. Frames in other forms are parsed more
-slowly."""
+"""The beginning that output frames have if the guest has written them. An output frame that begins
+in another way is parsed more slowly.
+"""
 
 PROCESS_NAME = r"^[a-z0-9][a-z0-9.-]{0,62}$"
-"""The names of registered processes."""
+"""The pattern of the names of registered processes."""
 
 
 class ContainerOutput(StrictFrame):
-    """The output, as decoded text, that a program has written since the previous frame of this
-    kind.
-    """
+    """Output that a program has written since the last frame of this kind, decoded to text."""
 
     op: Literal["output"]
     id: int
@@ -80,8 +79,8 @@ class ContainerOutput(StrictFrame):
 
 
 class ContainerFile(StrictFrame):
-    """The name and size of a workspace file, or of a picture that the run drew. `ContainerData`
-    frames with the content follow. The path is untrusted.
+    """The path and the size of a workspace file, or of a picture that the run has drawn. Frames
+    `ContainerData` with the file's content follow. The path is untrusted.
     """
 
     op: Literal["file"]
@@ -106,7 +105,7 @@ class ContainerData(StrictFrame):
 
 
 class ContainerEnding(StrictFrame):
-    """How one run ended. Everything but `claim` was decided or measured outside the program."""
+    """How one run ended. All values except `claim` were decided or measured outside the program."""
 
     op: Literal["ended"]
     id: int
@@ -127,8 +126,8 @@ class ContainerEnding(StrictFrame):
 
 
 class ContainerReset(StrictFrame):
-    """The guest's report that it has cleaned up after a run. `clean` is True if the container is in
-    the same state as before the run. Otherwise, the host must remove the container.
+    """The guest's report that it has cleaned up after a run. If `clean` is True, the container is
+    in the same state as before the run. Otherwise, the host must remove the container.
     """
 
     op: Literal["reset"]
@@ -138,21 +137,25 @@ class ContainerReset(StrictFrame):
 
 
 class ContainerProcess(StrictFrame):
-    """The state of a registered process. Every field is the guest's claim."""
+    """The state of a registered process. Every field is an unverified claim of the guest."""
 
     key: ClassVar[str] = "process"
     name: str = Field(pattern=PROCESS_NAME)
     state: Literal["running", "ended"]
     exit_code: int | None = Field(ge=0, le=255)
-    """Exit code of the program's first process. Child processes may still be running."""
+    """Exit code of the first process of the registered program. Its child processes may still be
+    running.
+    """
     signal: int | None = Field(ge=1, le=64)
     lost: bool
-    """Whether the process was killed because the guest could no longer manage it."""
+    """Whether the registered process was killed because the guest could no longer manage it."""
     started_at: float = Field(ge=0, lt=1e11, allow_inf_nan=False)
 
 
 class ContainerPiece(StrictFrame):
-    """A piece of a registered process's output, at the position `offset`."""
+    """A piece of a registered process's output. The piece begins at the position `offset` in the
+    output.
+    """
 
     key: ClassVar[str] = "output"
     text: str = Field(max_length=framing.OUTPUT_PIECE_BYTES)
@@ -162,7 +165,7 @@ class ContainerPiece(StrictFrame):
 
 
 class ContainerFault(StrictFrame):
-    """The refusal of a request about registered processes. `message` is the reason."""
+    """The refusal of a request about registered processes. `message` says why it was refused."""
 
     kind: Literal["invalid", "not_found", "unavailable"]
     message: str
@@ -185,7 +188,7 @@ class ContainerAnswer(StrictFrame):
 
     @property
     def parts(self) -> JsonObject:
-        """The fields that the caller receives. The answer must not be a fault."""
+        """The fields of the answer that the caller receives. The answer must not be a fault."""
         for part in (self.process, self.output):
             if part is not None:
                 return {part.key: part.model_dump()}
@@ -200,7 +203,7 @@ class ContainerAnswer(StrictFrame):
 
 
 class ContainerProcesses(StrictFrame):
-    """The number of running registered processes. The guest sends this frame when a process has
+    """The number of registered processes that are running. The guest sends this frame when one has
     ended.
     """
 
@@ -236,11 +239,11 @@ _KINDS: dict[str, type[ContainerMessage]] = {
 
 
 def parse_container_body(body: bytes) -> ContainerFrame:
-    """Parse the body of a frame from a container's guest.
+    """Parse the body of a frame from a container's guest, and return the frame.
 
-    Output frames, which are by far the most frequent, are parsed and validated in one step. This is
-    many times faster than the general way. It accepts repeated keys, which is safe because no other
-    code reads the frame.
+    Output frames are by far the most frequent, so they are parsed and validated in one step, which
+    is many times faster than the general way. This step accepts repeated keys. That is safe,
+    because no other code reads the frame.
 
     Raises:
         FrameError: the body is not one of the guest's messages.
@@ -268,11 +271,11 @@ def run_frames(
     streams: Mapping[str, str] = NO_STREAMS,
     trial: tuple[str, str] | None = None,
 ) -> list[JsonObject]:
-    """Return the frames that start a run. Long arguments are sent in pieces, in `part` frames
-    before the `run` frame.
+    """Return the frames that start a run. Long arguments are sent in pieces, as `part` frames
+    before the `run` frame. The module's docstring explains `keep`, `live`, `thin` and `trial`.
 
     `streams` maps the kind of each of the run's streams to a text for the guest's code that serves
-    the stream.
+    this stream.
     """
     run: JsonObject = {
         "op": "run",

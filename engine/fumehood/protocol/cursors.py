@@ -1,8 +1,8 @@
 """Cursors: positions in lists, encoded so that only the engine can create them.
 
-Host side. A cursor is bound to one list with its filters, and to one principal. It is valid until
-the engine stops. Invariant: `read` returns the position given to `make`, for the same list and
-principal only.
+Host side. A cursor is bound to one list, to the filters of this list, and to one principal. It is
+valid until the engine stops. Invariant: `read` returns exactly the position that was given to
+`make`, and only for the same list and principal.
 """
 
 from __future__ import annotations
@@ -18,20 +18,21 @@ MAC_BYTES = 16
 
 
 class Cursors:
-    """Creates and reads cursors with one secret key."""
+    """Creates and reads cursors with a secret key that belongs to this object."""
 
     def __init__(self, key: bytes) -> None:
         self._key = key
 
     def make(self, listing: str, principal_id: str, position: str) -> str:
-        """Return a cursor that continues the list after `position`. `listing` identifies the list
-        and its filters.
+        """Return a cursor that continues a list after `position`. `listing` identifies the list and
+        its filters. Only the principal with this id can use the cursor.
         """
         signed = self._mac(listing, principal_id, position) + position.encode()
         return base64.urlsafe_b64encode(signed).decode("ascii").rstrip("=")
 
     def read(self, cursor: str, listing: str, principal_id: str) -> str:
-        """Return the position in a cursor.
+        """Return the position in a cursor. `listing` and `principal_id` must be those given to
+        `make`.
 
         Raises:
             InvalidParams: this engine did not make the cursor, or made it for another list or

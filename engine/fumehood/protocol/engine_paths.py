@@ -1,8 +1,8 @@
 """The paths of an engine's state and sockets, from the environment and the configuration file.
 
-Used by the configuration, and by clients, which need only the socket's path. A client reads only
-the few settings that name a path, which takes a tenth of the time of reading the whole
-configuration. Invariant: the configuration and the clients find the same path.
+Used by the configuration, and by clients, which need only the path of a socket. A client reads only
+the few settings that name a path. That takes a tenth of the time of reading the whole
+configuration. Invariant: the configuration and the clients determine the same paths.
 """
 
 from __future__ import annotations
@@ -18,14 +18,15 @@ from fumehood.core.errors import FumehoodError
 from fumehood.protocol.strict_json import decoded
 
 MAX_SOCKET_PATH_BYTES = 107
-"""Maximum length of a socket's path. *Source*: unix(7); `sun_path` has 108 bytes, including a
-NUL."""
+"""Maximum length of a socket's path in bytes. *Source*: unix(7); `sun_path` has 108 bytes,
+including a NUL.
+"""
 
 RUN_DIRECTORY = Path("/run/fumehood")
-"""The default directory of a service's sockets."""
+"""The default directory for the sockets of an engine that runs as a service."""
 
 PREFIX = "fumehood_"
-"""Prefix of environment variables, in lower or upper case."""
+"""Prefix of the engine's environment variables, which may be in lower or upper case."""
 
 PATHS = ("home", "socket")
 MODES = ("single-user", "service")
@@ -58,17 +59,17 @@ class EnginePaths:
         """The path of the socket for callers.
 
         Raises:
-            ConfigError: the path is longer than the path of a Unix socket may be.
+            ConfigError: the path is longer than the operating system allows for a socket.
         """
         return fitting(self._callers())
 
     @property
     def control_socket_path(self) -> Path:
         """The path of the socket for approvers and administrators. In single-user mode, this socket
-        is in the same directory as the callers' socket.
+        is in the same directory as the socket for callers.
 
         Raises:
-            ConfigError: the path is longer than the path of a Unix socket may be.
+            ConfigError: the path is longer than the operating system allows for a socket.
         """
         if self.mode == "service":
             return fitting(self.run_directory / "control" / "control.sock")
@@ -88,10 +89,10 @@ class EnginePaths:
 
 
 def fitting(path: Path) -> Path:
-    """Return a socket's path as an absolute path.
+    """Return the path of a socket as an absolute path.
 
     Raises:
-        ConfigError: the path is longer than the kernel allows.
+        ConfigError: the path is longer than the operating system allows for a socket.
     """
     absolute = path.absolute()
     length = len(os.fsencode(absolute))
@@ -104,7 +105,9 @@ def fitting(path: Path) -> Path:
 
 
 def config_file(environ: Mapping[str, str]) -> Path:
-    """Return the path of the configuration file. The file may be missing."""
+    """Return the path of the configuration file. The file may not exist. `environ` are environment
+    variables.
+    """
     named = environ.get("FUMEHOOD_CONFIG")
     if named:
         return Path(named)
@@ -113,7 +116,7 @@ def config_file(environ: Mapping[str, str]) -> Path:
 
 
 def read_config_file(file: Path) -> dict[str, Any]:
-    """Read a configuration file.
+    """Read a configuration file, and return its settings.
 
     Raises:
         OSError: the file cannot be read.
@@ -127,8 +130,8 @@ def read_config_file(file: Path) -> dict[str, Any]:
 def read_engine_paths(environ: Mapping[str, str]) -> EnginePaths | None:
     """Read the settings that name paths from the environment and the configuration file.
 
-    Return None if a setting is invalid or the file cannot be read. Loading the whole configuration
-    then reports the reason.
+    Return None if a setting is invalid or the file cannot be read. In this case, loading the whole
+    configuration reports the reason.
     """
     variables = {name.lower(): value for name, value in environ.items() if value}
     file, document = config_file(environ), dict[str, Any]()

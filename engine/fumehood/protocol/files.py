@@ -1,8 +1,9 @@
-"""Read JSON, TOML and YAML files as plain values. The suffix of the file's name decides the format.
+"""Read JSON, TOML and YAML files as plain values. The suffix of a file's name determines its
+format.
 
-Host side, for files of operators (definitions of tools, the policy). Values that exist in only some
-of the formats (dates, anchors, NaN) are refused. Invariant: the time for parsing is bounded by the
-file's length.
+Host side, for files that operators write (definitions of tools, the policy). Values that exist only
+in some of the formats (dates, anchors, NaN) are refused. Invariant: the time for parsing is bounded
+by the length of the file.
 """
 
 from __future__ import annotations
@@ -19,13 +20,17 @@ import re2
 from fumehood.protocol import strict_json
 
 Path = tuple[str | int, ...]
-"""The keys and indexes that lead to a value."""
+"""The keys and indexes that lead from the top of a document to a value."""
 
 Lines = dict[Path, int]
-"""Line numbers of the keys in a YAML text, counted from 1. Other formats have no line numbers."""
+"""Path of each key in a YAML text → the key's line number, counted from 1. For other formats, the
+line numbers are not known.
+"""
 
 MAX_VALUES = 200_000
-"""Maximum number of scalars, arrays and objects in one file. A definition has a few dozen."""
+"""Maximum number of scalars, arrays and objects in one file. A definition of a tool has a few
+dozen.
+"""
 
 # The standard library's parser takes quadratic time in the parts of a dotted key.
 _PART = r"""(?:[A-Za-z0-9_-]+|"(?:[^"\\\n]|\\[^\n])*"|'[^'\n]*')"""
@@ -33,16 +38,17 @@ _LONG_KEY = re2.compile(rf"{_PART}(?:[ \t]*\.[ \t]*{_PART}){{{strict_json.MAX_DE
 
 
 class FileFault(Exception):
-    """A file cannot be used. The message is for the operator."""
+    """A file cannot be used. The message says why, in words for the operator."""
 
 
 def read_values(
     name: str, data: bytes, lines: Lines | None = None, *, number_keys: bool = False
 ) -> Any:
-    """Parse the data of the file `name`, whose suffix decides the format. If `lines` is given and
-    the format is YAML, the line of each key is stored in `lines`.
+    """Parse `data`, the content of the file `name`, and return its value. The suffix of `name`
+    determines the format. If `lines` is given and the format is YAML, add the line of each key to
+    `lines`.
 
-    With `number_keys`, keys in YAML may be integers, which are read as strings.
+    If `number_keys` is True, keys in YAML may be integers, which are read as strings.
 
     Raises:
         FileFault: the data is not in that format, or is too large.
@@ -65,8 +71,8 @@ def read_values(
 
 
 def line_of(lines: Lines, path: Path) -> int | None:
-    """Return the line of the value at `path`. If that line is unknown, return the line of the
-    innermost enclosing value whose line is known. Return None if no line is known.
+    """Return the line of the value at `path`. If this line is not in `lines`, return the line of
+    the innermost enclosing value whose line is known. Return None if no line is known.
     """
     for length in range(len(path), 0, -1):
         if path[:length] in lines:
@@ -107,7 +113,8 @@ def _yaml(data: bytes, lines: Lines | None, number_keys: bool) -> Any:
 
 
 def _through_json(value: Any) -> Any:
-    """Return the value after a round trip through JSON, which refuses dates, NaN and deep nesting.
+    """Return `value` after it was encoded as JSON and decoded again. This refuses dates, NaN and
+    deep nesting.
 
     Raises:
         ValueError: the value is refused. The message gives the reason.

@@ -1,10 +1,11 @@
 """Frames: how host, supervisor and child cut a byte stream into messages.
 
-A frame is a four-byte big-endian length and that many bytes of strict JSON, whose value is an
-object. This module is used on both sides of every wall, and needs only the standard library.
+A frame consists of a length, in four big-endian bytes, and a body of that many bytes. The body is
+strict JSON, whose value is an object. This module is used on both sides of every wall, and needs
+only the standard library.
 
-Invariant: a reader never buffers more unaccepted bytes than one frame may contain; a length over
-that limit is refused before a byte of the body is kept.
+Invariant: a reader never buffers more bytes than the largest allowed frame has; a length over this
+limit is refused before a byte of the body is kept.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ from fumehood.protocol import strict_json
 HEADER = struct.Struct("!I")
 
 MAX_REQUEST_BYTES = 1 << 20
-"""Maximum size of a frame to a guest. A guest that receives a larger frame ends itself."""
+"""Maximum size of a frame to a guest, in bytes. A guest that receives a larger frame ends
+itself.
+"""
 
 MAX_CALLS = 1000
 """Maximum number of tool calls of one program."""
@@ -33,29 +36,36 @@ MAX_REPORT_CHARACTERS = 200
 
 
 MAX_PROCESSES = 16
-"""Maximum number of running registered processes in a session. As many ended processes are kept."""
+"""Maximum number of registered processes that run in a session. The records of as many ended
+processes are kept.
+"""
 
 MAX_TIME_NS = (1 << 63) - 1
-"""Largest file time that is reported, in nanoseconds before or after 1970. Programs may set any
-time."""
+"""Largest time of a file that is reported, in nanoseconds before or after 1970. Programs may set
+any time, so it must be limited.
+"""
 
 MAX_HEAD_BYTES = 64 * 1024
-"""Maximum size of the first line and the headers of an HTTP message."""
+"""Maximum size in bytes of the first line and the headers of an HTTP message together."""
 
 MAX_DIRECTORY_DEPTH = 64
 """Maximum number of levels of nested directories in a workspace or a project."""
 
 MAX_INPUT_BYTES = 64 * 1024
-"""Maximum number of bytes for a registered process's standard input in one request."""
+"""Maximum number of bytes that one request may write to a registered process's standard input."""
 
 OUTPUT_PIECE_BYTES = 64 * 1024
 """Maximum number of bytes of a registered process's output in one answer."""
 
 GATEWAY_PORT = 3128
-"""The loopback port in a container where programs reach the gateway as an HTTP proxy."""
+"""The port on a container's loopback interface at which programs reach the gateway as an HTTP
+proxy.
+"""
 
 TRUST_DIRECTORY = "/run/fumehood"
-"""A directory of a container that programs can read and only its supervisor can write."""
+"""The directory of a container that programs can read, but only the container's supervisor can
+write.
+"""
 
 TRUST_FILE = f"{TRUST_DIRECTORY}/trust.pem"
 """The file with the certificates that HTTP clients in the container should trust."""
@@ -65,20 +75,22 @@ MAX_PORT_CONNECTIONS = 64
 
 
 OF_WORDS = "".join(map(chr, range(0x21, 0x7F)))
-"""The characters that `whole_words` counts as parts of a word: all characters that a secret key may
-contain."""
+"""The characters that `whole_words` regards as parts of a word. These are all characters that a
+secret key may contain.
+"""
 
 MAX_KEY_CHARACTERS = 4096
-"""Length of the longest secret key that a cut removes completely: a private RSA key of 4096 bits in
-one line, as in a `repr`."""
+"""Length in characters of the longest secret key that `whole_words` removes completely. It is
+enough for a private RSA key of 4096 bits in one line, as in a `repr`.
+"""
 
 
 def whole_words(text: str, most: int) -> str:
-    """Return a text cut to at most `most` characters. A cut text ends with "…".
+    """Return a text cut to at most `most` characters. A text that was cut ends with "…".
 
-    The text is cut at the end of a word, so that an incomplete secret key never remains. The host
-    redacts keys later, and could not recognize half a key. If the cut word is longer than any key,
-    only the length of the longest key is removed from the word.
+    The cut is at the end of a word, so that a part of a secret key never remains. This is necessary
+    because the host redacts keys only later, and could not recognize half a key. If the word at the
+    cut is longer than any key, only as many characters as the longest key has are removed from it.
     """
     if len(text) <= most:
         return text
@@ -87,18 +99,18 @@ def whole_words(text: str, most: int) -> str:
 
 
 def before_word(text: str) -> str:
-    """Return a cut text without its incomplete last word. If that word is longer than
-    `MAX_KEY_CHARACTERS`, only its last `MAX_KEY_CHARACTERS` characters are removed.
+    """Return a text that was cut off without its last word, which may be incomplete. If this word
+    is longer than `MAX_KEY_CHARACTERS`, only its last `MAX_KEY_CHARACTERS` characters are removed.
     """
     return max(text.rstrip(OF_WORDS), text[:-MAX_KEY_CHARACTERS], key=len)
 
 
 class FrameError(ValueError):
-    """The peer sent an invalid frame; the channel cannot be used any further."""
+    """The other end sent an invalid frame, so the channel cannot be used any further."""
 
 
 class FrameTooLarge(FrameError):
-    """The announced length exceeds the reader's limit."""
+    """A frame announces a body that is longer than the reader's limit."""
 
 
 def encode(message: dict[str, Any]) -> bytes:
@@ -121,7 +133,8 @@ class Decoder:
         self._buffer = bytearray()
 
     def feed(self, chunk: bytes) -> list[dict[str, Any]]:
-        """Add a chunk; return the messages that it completed, oldest first.
+        """Add the next chunk of the stream. Return the messages that are now complete, oldest
+        first.
 
         Raises:
             FrameTooLarge: the length of a frame exceeds `max_bytes`.
@@ -130,9 +143,9 @@ class Decoder:
         return [parse_body(body, self._max_depth) for body in self.bodies(chunk)]
 
     def bodies(self, chunk: bytes) -> list[bytes]:
-        """Add a chunk; return the unparsed bodies that it completed, oldest first.
-
-        This method is for callers that parse bodies in another way.
+        """Add the next chunk of the stream. Return the bodies of frames that are now complete,
+        unparsed, oldest first. This method is for callers that parse bodies in another way than
+        `feed`.
 
         Raises:
             FrameTooLarge: the length of a frame exceeds `max_bytes`.
@@ -153,7 +166,8 @@ class Decoder:
 
 
 def parse_body(body: bytes, max_depth: int = strict_json.MAX_DEPTH) -> dict[str, Any]:
-    """Parse the message in a frame's body.
+    """Parse the body of a frame, and return the message in it. `max_depth` is the maximum number of
+    levels of nesting.
 
     Raises:
         FrameError: the body is not a strict JSON object.

@@ -1,9 +1,9 @@
 """Servers on a loopback address: listen, and recognize requests that are meant for other servers.
 
-Every user of this machine can connect to a loopback address. Every web page in a browser on this
-machine can also connect to it, even under the page's own host name (DNS rebinding). Invariant: a
-request that `why_not_ours` accepts names this server as its host, and does not come from a page of
-another origin. The function does not identify the sender.
+Every user of this machine can connect to a loopback address. So can every web page in a browser on
+this machine, even under the page's own host name (DNS rebinding). Invariant: a request that
+`why_not_ours` accepts names this server as its host, and does not come from a page of another
+origin. This does not show who has sent the request.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ BACKLOG = 2048
 
 
 def listen_on(host: str, port: int, *, anywhere: bool = False) -> socket.socket:
-    """Return a socket that listens on a loopback address or, with `anywhere`, on any address. With
-    port 0, the kernel chooses a free port.
+    """Return a socket that listens on a loopback address. If `anywhere` is True, the address may be
+    any. If `port` is 0, the operating system chooses a free port.
 
     Raises:
-        ValueError: `host` is not a loopback address, and `anywhere` is not set.
+        ValueError: `host` is not a loopback address, and `anywhere` is False.
         OSError: the address cannot be used.
     """
     address = ipaddress.ip_address(host.strip("[]"))
@@ -36,16 +36,16 @@ def listen_on(host: str, port: int, *, anywhere: bool = False) -> socket.socket:
 
 
 def own_names(host: str, port: int) -> frozenset[str]:
-    """Return the valid values of the `Host` header in requests to this server: the server's address
-    or `localhost`, with the port.
+    """Return the values that the `Host` header may have in requests to this server. These are the
+    server's address and `localhost`, each with the port.
     """
     names = {f"[{host}]" if ":" in host else host, "localhost"}
     return frozenset({f"{name}:{port}" for name in names} | (names if port == 80 else set()))
 
 
 def why_not_ours(names: frozenset[str], headers: Iterable[tuple[bytes, bytes]]) -> str | None:
-    """Return why a request must be refused because of its `Host` or `Origin` header, or None if the
-    request is acceptable. `names` are the valid hosts.
+    """Return why a request must be refused because of its `Host` or `Origin` header, or None if it
+    may be accepted. `names` are the valid values of `Host`, as `own_names` returns them.
     """
     found: dict[bytes, list[str]] = {b"host": [], b"origin": []}
     for name, value in headers:

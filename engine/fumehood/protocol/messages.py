@@ -24,15 +24,15 @@ _ENVELOPE = TypeAdapter(Envelope).serializer
 
 
 class StrictFrame(BaseModel):
-    """A message from a guest. Unknown fields are refused, and values of a wrong type are not
-    converted.
+    """A message from a guest. Unknown fields are refused. A value of a wrong type is refused and
+    not converted.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
 
 class GuestReady(StrictFrame):
-    """The guest's report that it is ready, with the limits that it has tested."""
+    """The guest's report that it is ready. It contains the limits that the guest has tested."""
 
     op: str
     enforces: dict[str, bool]
@@ -42,12 +42,12 @@ class GuestReady(StrictFrame):
 
     @property
     def enforced(self) -> frozenset[Limit]:
-        """The limits that the guest tried to break and could not."""
+        """The limits that the guest has tried to break without success."""
         return frozenset(limit for limit in Limit if self.enforces.get(limit, False))
 
 
 class GuestEnding(StrictFrame):
-    """How one run ended. Everything but `claim` was decided or measured outside the child."""
+    """How one run ended. All values except `claim` were decided or measured outside the child."""
 
     op: str
     id: int
@@ -61,7 +61,7 @@ class GuestEnding(StrictFrame):
 
 
 class GuestProgress(StrictFrame):
-    """A run's own report of its progress."""
+    """A progress report of a run's program. It is an unverified claim."""
 
     op: str
     id: int
@@ -88,7 +88,7 @@ _KINDS: dict[str, type[GuestFrame]] = {
 
 
 def parse_guest_frame(message: dict[str, Any]) -> GuestFrame:
-    """Parse a guest's frame.
+    """Parse a frame from the guest of a process wall, and return it.
 
     Raises:
         FrameError: the message is not one of the guest's messages.
@@ -97,8 +97,8 @@ def parse_guest_frame(message: dict[str, Any]) -> GuestFrame:
 
 
 def parse_frame(message: dict[str, Any], kinds: Mapping[str, type[Frame]]) -> Frame:
-    """Parse a frame. The frame's field `op` names its kind, and `kinds` maps each kind to its
-    model.
+    """Parse a frame, and return it as an object of its model. The field `op` of the frame names its
+    kind, and `kinds` maps each kind to its model.
 
     Raises:
         FrameError: the message is of an unknown kind, or is invalid.
@@ -113,7 +113,7 @@ def parse_frame(message: dict[str, Any], kinds: Mapping[str, type[Frame]]) -> Fr
 
 
 def run_frame(run_id: int, program: str, arguments: JsonObject, limits: Limits) -> JsonObject:
-    """Return the frame that starts a run. The limits must include a memory limit."""
+    """Return the frame that starts a run. `limits` must include a memory limit."""
     return {
         "op": "run",
         "id": run_id,
@@ -124,7 +124,7 @@ def run_frame(run_id: int, program: str, arguments: JsonObject, limits: Limits) 
 
 
 def limits_in_frame(limits: Limits) -> JsonObject:
-    """Return the limits of a run as they are sent in a frame.
+    """Return the limits of a run in the form in which frames contain them.
 
     Raises:
         ValueError: there is no memory limit, which the guest needs.
@@ -140,8 +140,8 @@ def limits_in_frame(limits: Limits) -> JsonObject:
 
 
 def lend_frame(loan_id: int, memory_bytes: int, cpu_s: float) -> JsonObject:
-    """Return the frame that requests a child from the guest. The host then communicates directly
-    with the child.
+    """Return the frame with which the host requests a child from the guest, to communicate with the
+    child directly. `loan_id` identifies the request. The limits apply to the child.
     """
     return {"op": "lend", "id": loan_id, "memory_bytes": memory_bytes, "cpu_s": cpu_s}
 
@@ -162,6 +162,6 @@ def decode_envelope(body: bytes) -> Envelope:
     """Decode an envelope from JSON.
 
     Raises:
-        ValueError: the bytes are not an envelope.
+        ValueError: the bytes are not a valid envelope.
     """
     return Envelope.model_validate_json(body)

@@ -1,8 +1,9 @@
 """Frames of streams. A stream connects code on the host with the corresponding code in a guest.
 
 Used on both sides of a container's channel; needs only the standard library. Each stream has a
-kind, and each kind has one owner, with code on both sides. The channel reads the head of a frame
-and passes the body to the owner. Frames from a guest are hostile: the owner checks each body.
+kind. Each kind belongs to one feature of the engine, its owner, which has code on both sides. The
+channel reads only the head of a frame, and passes the body to the owner. Frames from a guest are
+hostile, so the owner checks each body.
 """
 
 from __future__ import annotations
@@ -17,13 +18,19 @@ STREAM_START = b"\0"
 """The first byte of a stream's frame. JSON never begins with this byte."""
 
 NO_RUN = 0
-"""The run id of streams that belong to a whole container instead of one of its runs."""
+"""The run id in the frames of streams that belong to a whole container, and not to one of its
+runs.
+"""
 
 FRONT_RUN = 1
-"""The run id of a front's streams. The front of an operator's program serves only one run."""
+"""The run id in the frames of a front's streams. A front starts a single program of the operator,
+so it has only one run.
+"""
 
 _HEAD = struct.Struct("!xBI")
-"""The length of the kind's name, and the id of the run. The name and the body follow."""
+"""The head of a stream's frame: the length of the kind's name, and the id of the run. The name and
+the body follow.
+"""
 
 MAX_HEAD_BYTES = _HEAD.size + 255
 
@@ -34,7 +41,7 @@ _MORE, _LAST = b"\0", b"\1"
 
 
 class StreamFrame(NamedTuple):
-    """A frame of one stream."""
+    """A frame of one stream: the stream's kind, the id of its run, and the body."""
 
     kind: str
     run_id: int
@@ -50,7 +57,7 @@ class StreamFrame(NamedTuple):
 
     @classmethod
     def parse(cls, frame: bytes) -> StreamFrame:
-        """Parse a frame's bytes, which begin with `STREAM_START`.
+        """Parse the bytes of a whole frame, which begin with `STREAM_START`, and return the frame.
 
         Raises:
             FrameError: the head is incomplete, or has no valid kind.
@@ -66,8 +73,8 @@ class StreamFrame(NamedTuple):
 
 
 def pieces_of(message: bytes) -> Iterator[bytes]:
-    """Cut a message of any length into pieces for the bodies of frames. `Joiner` puts the pieces
-    together again.
+    """Cut a message of any length into pieces, and yield them. Each piece fits into the body of a
+    frame. A `Joiner` puts the pieces together again.
     """
     for start in range(0, len(message) or 1, MESSAGE_PIECE_BYTES):
         end = start + MESSAGE_PIECE_BYTES
@@ -75,8 +82,8 @@ def pieces_of(message: bytes) -> Iterator[bytes]:
 
 
 class Joiner:
-    """Puts messages together from the pieces that `pieces_of` has cut. The length of a message is
-    not limited, so the sender must be trusted.
+    """Puts messages together again from the pieces that `pieces_of` has yielded. The length of a
+    message is not limited, so the sender must be trusted.
     """
 
     def __init__(self) -> None:

@@ -1,13 +1,13 @@
-"""Strict JSON: the one parser for everything that comes from outside.
+"""Strict JSON: the one parser for all JSON that comes from outside.
 
-Host and guest use this module (the host for HTTP bodies and guest frames, the guest for host
-frames), so it needs only the standard library. `framing` and the daemon's routes use it.
+The host uses this module for HTTP bodies and for frames from guests, and a guest uses it for frames
+from the host. So it needs only the standard library. `framing` and the daemon's routes use it.
 
 Invariant: a value that `loads` returns can be encoded as UTF-8 JSON again, and means the same to
-every reader. JSON does not define the meaning of repeated keys, NaN, lone surrogates and endless
-nesting. They are all refused here, because a gate can be bypassed if two readers read a document
-differently. A byte order mark means nothing: `unmarked` and `decoded` drop it, also for text in
-other formats.
+every reader. JSON does not define what repeated keys, NaN, lone surrogates and endless nesting
+mean. All of them are refused here, because a check can be bypassed if two readers understand a
+document differently. A byte order mark has no meaning. `unmarked` and `decoded` remove it, also
+from text in other formats.
 """
 
 from __future__ import annotations
@@ -17,30 +17,36 @@ import math
 from typing import Any
 
 MAX_DEPTH = 64
-"""Maximum levels of nested arrays and objects. Deeper JSON is refused (`INVALID_PARAMS`)."""
+"""Maximum number of levels of nested arrays and objects. Deeper JSON is refused
+(`INVALID_PARAMS`).
+"""
 
 MAX_VALUE_DEPTH = 50
-"""Maximum levels of nesting in a value that a program reports. The limit is below `MAX_DEPTH`,
-because the report is nested in other messages."""
+"""Maximum number of levels of nesting in a value that a program reports. It is below `MAX_DEPTH`,
+because the report is put into other messages.
+"""
 
 MAX_INTEGER_DIGITS = 4300
-"""CPython's own limit on the number of decimal digits that are converted, because the conversion
-takes quadratic time."""
+"""Maximum number of decimal digits of an integer. CPython itself converts no more digits, because
+the conversion takes quadratic time.
+"""
 
 MAX_INTEGER = 10**MAX_INTEGER_DIGITS - 1
 """Largest integer with `MAX_INTEGER_DIGITS` digits."""
 
 MAX_SAFE_INTEGER = 2**53 - 1
-"""Readers that store numbers as doubles change integers beyond this value. *Source*: RFC 8785,
-section 3.2.2.3, by way of I-JSON."""
+"""Largest integer that all readers keep. Readers that store numbers as doubles change larger
+integers. *Source*: RFC 8785, section 3.2.2.3, by way of I-JSON.
+"""
 
 
 BYTE_ORDER_MARK = "\ufeff"
-"""A mark that some editors and libraries, mostly on Windows, write before UTF-8 text. At the very
-beginning, it is not part of the text."""
+"""A mark that some editors and libraries, mostly on Windows, write before UTF-8 text. At the
+beginning of a text, it does not belong to the text.
+"""
 
 UTF_8 = "utf-8-sig"
-"""Codec for text streams that drops the byte order mark, as `unmarked` does."""
+"""Codec for streams of text that removes the byte order mark, like `unmarked`."""
 
 _MARK = BYTE_ORDER_MARK.encode()
 
@@ -50,12 +56,12 @@ class StrictJsonError(ValueError):
 
 
 def unmarked(data: bytes) -> bytes:
-    """Return UTF-8 text without its byte order mark."""
+    """Return UTF-8 text without a byte order mark at its beginning."""
     return data.removeprefix(_MARK)
 
 
 def decoded(data: bytes) -> str:
-    """Decode UTF-8 text without its byte order mark. Raises UnicodeDecodeError."""
+    """Decode UTF-8 text, without a byte order mark at its beginning. Raises UnicodeDecodeError."""
     return unmarked(data).decode()
 
 
@@ -100,7 +106,7 @@ class Inexact(ValueError):
 
 
 class TooLong(ValueError):
-    """The value exceeds its maximum length as JSON."""
+    """As JSON, the value would be longer than allowed."""
 
 
 LEAST_BYTES = 2
@@ -113,7 +119,7 @@ def exact(value: Any, max_bytes: int) -> Any:
 
     Raises:
         Inexact: JSON cannot hold the value, or the value is nested deeper than `MAX_VALUE_DEPTH`.
-        TooLong: the value is certainly longer than `max_bytes`. The excess is detected before the
+        TooLong: the value as JSON is certainly longer than `max_bytes`. This is detected before the
             whole value is visited.
     """
     return _exact(value, [max_bytes // LEAST_BYTES], MAX_VALUE_DEPTH)
@@ -150,8 +156,8 @@ def _is_unicode(text: str) -> bool:
 
 
 def _decode(text: str) -> Any:
-    """Decode a document as `JSONDecoder.decode` does, but faster: that method spends half of its
-    time on white space around the document.
+    """Decode a document like `JSONDecoder.decode`, but faster. That method spends half of its time
+    on white space around the document.
     """
     if text[:1] == "{":
         value, end = _DECODER.raw_decode(text)
@@ -187,8 +193,8 @@ def _no_constant(name: str) -> Any:
 
 
 def _check_tree(value: Any, max_depth: int) -> None:
-    """Raise StrictJsonError for a lone surrogate or for nesting deeper than `max_depth`. The check
-    does not recurse, because the sender chooses the depth.
+    """Check a parsed document. Raises StrictJsonError if it contains a lone surrogate, or nesting
+    deeper than `max_depth`. The check does not recurse, because the sender chooses the depth.
     """
     level: list[Any] = [value]
     depth = 0

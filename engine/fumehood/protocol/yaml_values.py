@@ -1,9 +1,9 @@
 """YAML restricted to JSON's values: one document of objects, arrays and scalars.
 
-Host side, used by `protocol/files`. The library only splits the text into events; this file
-interprets them, following the core schema of YAML 1.2 (`no` is a string, `010` is ten). Invariants:
-anchors and tags are refused before they can have an effect; nesting and the number of values are
-limited while reading, so the cost is linear in the length.
+Host side, used by `protocol/files`. PyYAML only splits the text into events, such as the start of a
+mapping. This module interprets them, following the core schema of YAML 1.2 (`no` is a string, `010`
+is ten). Invariants: anchors and tags are refused before they can have an effect; nesting and the
+number of values are limited while reading, so the cost is linear in the length of the text.
 """
 
 from __future__ import annotations
@@ -29,8 +29,9 @@ _DIRECTIVE = re.compile(r"^%", re.MULTILINE)
 _NO_NUMBER = re.compile(r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)")
 
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-"""PyYAML's loader in C, if PyYAML was built with libyaml, or else the loader in Python, which
-produces the same events."""
+"""PyYAML's loader. It is the loader in C if PyYAML was built with libyaml. Otherwise it is the
+loader in Python, which produces the same events.
+"""
 
 
 class YamlError(ValueError):
@@ -38,10 +39,11 @@ class YamlError(ValueError):
 
 
 def loads(text: str, lines: Lines | None = None, *, number_keys: bool = False) -> Any:
-    """Parse one document. If `lines` is given, the line of every value is stored in `lines`.
+    """Parse one document, and return its value. If `lines` is given, add the line of every key to
+    `lines`.
 
-    With `number_keys`, a key may be an integer, such as an HTTP status. Such a key is read as a
-    string.
+    If `number_keys` is True, a key may be an integer, such as an HTTP status. Such a key is read as
+    a string.
 
     Raises:
         YamlError: the text is not YAML or not exactly one document, or it contains a directive,
@@ -62,7 +64,7 @@ def loads(text: str, lines: Lines | None = None, *, number_keys: bool = False) -
 
 
 class _Builder:
-    """Builds a document's value from the parser's events. It recurses at most `MAX_DEPTH`
+    """Builds the value of a document from the events of PyYAML. It recurses at most `MAX_DEPTH`
     levels.
     """
 
@@ -85,7 +87,9 @@ class _Builder:
         return value
 
     def _value(self, event: Any, path: Path) -> Any:
-        """Build the value that begins with this event."""
+        """Build and return the value that begins with `event`. `path` leads to this value in the
+        document.
+        """
         self._admit(event)
         if self._lines is not None:
             self._lines.setdefault(path, event.start_mark.line + 1)
