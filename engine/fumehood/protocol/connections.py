@@ -32,11 +32,11 @@ OPENED, DATA, TAKEN, FINISHED, CLOSED, OPEN = range(1, 7)
 - `OPENED`: the guest has opened a connection.
 - `DATA`: these are the next bytes of the connection.
 - `TAKEN`: the receiver has consumed the stated number of bytes, so the sender may send as many
-more.
+  more.
 - `FINISHED`: the sender sends no more bytes.
 - `CLOSED`: the connection is closed.
 - `OPEN`: the host asks the guest to connect to the port in the data. The guest replies with
-`OPENED` or `CLOSED`.
+  `OPENED` or `CLOSED`.
 """
 
 _HEAD = struct.Struct("!BI")

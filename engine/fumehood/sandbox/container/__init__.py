@@ -1,1 +1,1 @@
-"""The container wall, host side: containers, the channel to their guests, the pool."""
+"""The host side of the container wall: containers, the channels to their guests, and the pool."""

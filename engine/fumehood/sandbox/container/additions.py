@@ -1,12 +1,12 @@
 """Images with additions: an image, and what callers add to it for a session or a call.
 
-Host side, for the container wall. An image with additions has a separate name, IMAGE+DIGEST, by
-which the wall treats it like any other image. The digest is that of a lock. A lock is a text that
-names exactly what is added, so another engine or node can make the same image from it. The kernel
-finds such an image if it exists. The `ImageMaker` of a part writes the lock and makes the image.
-Invariants: without a maker, nothing can be added, and an image that is missing is refused, never
-replaced by the image below. An image with additions is made on the current image, so after an
-upgrade of the image, a new one is made.
+Host side, for the container wall. An image with additions has its own name, IMAGE+DIGEST, and the
+wall treats it like any other image. The digest is that of a lock. A lock is a text that names
+exactly what is added, so another engine or node can make the same image from it. This module finds
+such an image if it exists. The `ImageMaker` of a part of the engine writes locks and makes images.
+Invariants: without a maker, nothing can be added; an image that is missing is refused, and never
+replaced by the image below; an image with additions is made on the current image, so after an
+upgrade of that image, a new one is made.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from fumehood.sandbox.images.catalog import Image
 
 PLUS = "+"
-"""Separates the name of an image and the digest of what is added to it. Names of other images do
-not contain it.
+"""Separates the name of an image from the digest of what is added to the image. Names of other
+images do not contain it.
 """
 
 
@@ -42,40 +42,42 @@ class ImageMaker(ABC):
 
     @abstractmethod
     async def lock(self, image: Image, wanted: Sequence[str], principal_id: str) -> str:
-        """Return the lock for additions to an image. `wanted` contains the principal's wishes, and
-        the lock names exactly what fulfils them. Return "" if nothing has to be added.
+        """Return the lock for additions to an image. `wanted` names what the principal wants to
+        add, for example packages. The lock names exactly what is added for this. Return "" if
+        nothing has to be added.
 
         Raises:
-            InvalidParams: a wish is not allowed or cannot be fulfilled.
+            InvalidParams: something wanted is not allowed or not available.
             SandboxUnavailable: the lock cannot be written now.
         """
 
     @abstractmethod
     async def make(self, base: Image, lock: str) -> None:
-        """Make an image that adds the contents of a lock to the image `base`. `find_layer` of the
-        catalog then finds the new image.
+        """Make an image that adds what `lock` names to the image `base`. Afterwards, `find_layer`
+        of the catalog finds the new image.
 
         Raises:
-            InvalidParams: a content of the lock is no longer available.
+            InvalidParams: something that the lock names is no longer available.
             SandboxUnavailable: the image cannot be made now.
         """
 
     @abstractmethod
     async def sweep(self) -> None:
-        """Remove what interrupted work of the maker has left behind. Called regularly. Raises
-        DockerError.
+        """Remove what is left of the maker's interrupted work. The wall calls this regularly.
+        Raises DockerError.
         """
 
 
 NewImageMaker = Callable[[Docker, Path, Path | None, OnEvent], ImageMaker]
-"""Creates the maker of a container wall, given Docker, the folder of the operator's own recipes,
-the directory for the engine's state, and a receiver of events. It can be pickled, because the nodes
-of an engine create their own."""
+"""Creates the maker for a container wall. It receives Docker, the folder of the recipes that the
+operator wrote, the directory for the engine's state, and a receiver of events. It can be pickled,
+because each node of an engine creates its own maker.
+"""
 
 
 class Additions:
-    """The images with additions of one container wall. Without a `maker`, only images that already
-    exist can be used.
+    """The images with additions of one container wall. Without a `maker`, no image can be made, and
+    only images that already exist can be used.
     """
 
     def __init__(self, docker: Docker, maker: ImageMaker | None = None) -> None:
@@ -85,8 +87,8 @@ class Additions:
         """Name of an image with additions → its lock."""
 
     async def name_for(self, image: Image, wanted: Sequence[str], principal_id: str) -> str:
-        """Return the name of the image that adds these wishes to `image`. The image need not exist
-        yet.
+        """Return the name of the image that adds to `image` what the principal wants. `wanted`
+        names this, for example as packages. The image need not exist yet.
 
         Raises the same errors as `ImageMaker.lock`.
         """
@@ -98,7 +100,7 @@ class Additions:
         return self.add(image.name, await self._maker.lock(image, wanted, principal_id))
 
     def add(self, image: str, lock: str) -> str:
-        """Remember a lock, and return the name of the image that adds the lock's contents to
+        """Remember a lock, and return the name of the image that adds what the lock names to
         `image`. If the lock is empty, return `image`.
         """
         if not lock:
@@ -114,8 +116,8 @@ class Additions:
         return self._locks.get(name, "")
 
     async def find(self, base: Image, name: str) -> Image:
-        """Return the image with this name, whose additions are made on top of `base`. If the image
-        does not exist, make it.
+        """Return the image `name`, which has additions on top of the image `base`. If it does not
+        exist, make it.
 
         Raises:
             InvalidParams: an addition is no longer available.
@@ -150,6 +152,6 @@ class Additions:
             raise try_later(f"{error.message} {error.remedy}") from None
 
     async def sweep(self) -> None:
-        """Remove what interrupted work of the maker has left behind. Raises DockerError."""
+        """Remove what is left of the maker's interrupted work. Raises DockerError."""
         if self._maker is not None:
             await self._maker.sweep()

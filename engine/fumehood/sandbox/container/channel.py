@@ -1,25 +1,28 @@
 """The channel to the guest of one container: the attached stream, decoded to frames.
 
-Host side, used by `container`. The channel's input is untrusted: sizes are checked before anything
-is kept, frames are parsed strictly and accepted only in the protocol's order, and the first invalid
-frame ends the container. Times that the guest measures are only reported; deadlines use the host's
-clock. Whatever a guest sends, at most the output limit of each stream is kept, and only files that
-fit the workspace are forwarded, with relative paths that stay inside it.
+Host side, used by `container`. All input of the channel is untrusted. Sizes are checked before
+anything is kept. Frames are parsed strictly and accepted only in the protocol's order, and the
+first invalid frame ends the container. Times that the guest measures are only reported; deadlines
+use the host's clock. Whatever a guest sends, of each output stream at most the output limit is
+kept. Files are forwarded only if they fit into the workspace and have relative paths that stay
+inside it.
 
-During a run, the guest sends output and files, then the run's ending, then whether the container is
-clean again. The caller waits only until the ending.
+During a run, the guest first sends output and files, then the run's ending, and then whether the
+container is clean again. The caller waits only until the ending.
 
-Docker multiplexes two streams into one, in records with a header of eight bytes. No more than one
-header is buffered; the bytes of a record are passed on as they arrive, whatever its length.
+Docker multiplexes the guest's two output streams into one, in records with a header of eight bytes.
+No more than one header is buffered. The bytes of a record are passed on as they arrive, whatever
+its length.
 
 A Python program that imports only the standard library runs in a process without the image's
-preloaded modules. The choice affects only speed: a wrong "not needed" costs the program an import,
-a wrong "needed" a slower start. So the program's text is searched with regular expressions instead
-of parsed, and any doubt means "needed".
+preloaded modules. If the host chooses wrongly, only speed is affected: if the modules are needed
+after all, the program must import them; if they are not needed, it starts more slowly. So the
+program's text is searched with regular expressions instead of parsed, and in doubt the modules
+count as needed.
 
 Requests about a session's registered processes each wait a bounded time by the host's clock. An
 answer that does not fit its request, or an impossible number of processes, breaks the protocol. At
-most `MAX_OPEN` requests to a guest are unanswered at the same time.
+any time, at most `MAX_OPEN` requests to a guest are unanswered.
 """
 
 from __future__ import annotations
@@ -74,34 +77,41 @@ from fumehood.sandbox.wall import (
 )
 
 PRELOAD_GRACE_S = 30.0
-"""Extra seconds for a program that needs the image's preloaded modules, because a new container may
-still be loading them."""
+"""Extra seconds for a run whose program needs the image's preloaded modules, because a new
+container may still be loading them.
+"""
 
 STREAM_ENDED = "its stream ended"
-"""Why the channel ended, if neither side ended it on purpose."""
+"""The reason for the end of a channel that neither side has ended on purpose."""
 
 INVALID = "it sent what it must not: "
-"""Prefix of the reason why a channel with an invalid frame has ended."""
+"""Prefix of the reason for the end of a channel whose guest has sent an invalid frame."""
 
 DIRTY = "it is not clean: "
-"""Prefix of the guest's reason why it could not clean up."""
+"""Prefix of the reason for the end of a channel whose guest could not clean up. The guest's own
+reason follows.
+"""
 
 NOT_CLEAN_IN_TIME = "it was not clean in time"
 NOT_ENDED_IN_TIME = "it did not end a run in time"
 
 RECORD_HEADER = struct.Struct("!BxxxI")
-"""A record's stream and length. *Source*: Docker Engine API, ContainerAttach, "Stream format"."""
+"""The header of a record: Docker's number of the stream, and the length of the record. *Source*:
+Docker Engine API, ContainerAttach, "Stream format".
+"""
 
 STDOUT, STDERR = 1, 2
-"""Docker's numbers of the streams."""
+"""Docker's numbers of the output streams."""
 
 BEGINNING_CHARACTERS = 64 * 1024
-"""Number of characters of each stream that are kept for the ending if a sink receives the output.
+"""Maximum number of characters of each output stream that are kept for the run's ending, if a sink
+receives the whole output.
 """
 
 _CLAIMABLE = {"memory": EndedBy.MEMORY, "policy": EndedBy.POLICY}
-"""Failures that a program may report about itself (ADR 0010): a report never turns failure into
-success. Excess output is not among them, because output is counted outside the program.
+"""The kinds of failure that a program may report about itself (ADR 0010). A report never turns
+failure into success. Too much output is not among these kinds, because output is counted outside
+the program.
 """
 
 _IMPORT = re.compile(r"\bfrom[ \t]+([\w.]+)[ \t]+import\b|\bimport\b[ \t]*([^\n;#]*)")
@@ -109,24 +119,24 @@ _DOUBT = re.compile(
     r"__import__|importlib|__builtins__|__loader__|__spec__|sys\.modules|\bmodules\b|\brunpy\b"
     r"|\bpkgutil\b|\bzipimport\b|pickle|\bexec\b|\beval\b|(?<![.\w])compile\b"
 )
-"""Text that may load a module without an import statement."""
+"""Text in a program that may load a module without an import statement."""
 
 
 @dataclass(frozen=True, slots=True)
 class Clocks:
     """How long the host waits for a silent guest before it ends the guest, in seconds. The times
     are long, because a session's files and variables are lost with the guest, and a busy host is
-    slow. A guest that works detects processes that it cannot end, by their processor time, and
-    reports them itself.
+    slow. A guest that works notices itself, by its own CPU time, if it cannot end a process, and
+    reports this.
     """
 
     answer_grace_s: float = 60.0
     """Maximum seconds to wait for a run's ending after the guest's own deadline."""
     collect_s: float = 60.0
-    """Maximum seconds to wait for each frame while a run's files are transferred."""
+    """Maximum seconds to wait for the next frame while a run's files are transferred."""
     collect_most_s: float = 600.0
     """Maximum seconds for the whole transfer of a run's files. Without this limit, a hostile guest
-    could prolong the transfer frame by frame.
+    could prolong the transfer without end by sending a frame from time to time.
     """
     cancel_s: float = 60.0
     """Maximum seconds to wait for the end of a cancelled run."""
@@ -138,39 +148,45 @@ USUAL_CLOCKS = Clocks()
 
 
 class ChannelListener(Protocol):
-    """The user of a channel, which receives the channel's events in the event loop. Its methods
-    must not block.
+    """The current user of a channel, which is the pool or a session. It receives the channel's
+    events in the event loop, so the methods must not block.
     """
 
     def on_clean(self) -> None:
-        """The container is clean again after a run, so the next run may be sent."""
+        """Handle that the container is clean again after a run, so that the next run may be
+        sent.
+        """
 
     def on_end(self, why: str) -> None:
-        """The channel has ended for the reason `why`. This is the last event, and is reported
+        """Handle that the channel has ended for the reason `why`. This is the last event, and comes
         once.
         """
 
 
 class Channel(asyncio.Protocol):
-    """The channel to the guest of one container. It cannot be used any more once `dead` is set."""
+    """The channel to the guest of one container. Once `dead` is set, it cannot be used any more."""
 
     def __init__(
         self, listener: ChannelListener | None = None, clocks: Clocks = USUAL_CLOCKS
     ) -> None:
         self.listener = listener
-        """The current user of the container: the pool, or a session."""
+        """The current user of the container, which receives the channel's events: the pool, or a
+        session.
+        """
         self.dead = asyncio.Event()
         self.ready = asyncio.Event()
-        """Set by the guest's first message, or by the end of the channel."""
+        """Set by the guest's first message, or when the channel ends."""
         self.why = ""
-        """Why the channel ended, as a clause; empty while it is open."""
+        """A clause that says why the channel has ended. Empty while the channel is open."""
         self.enforced: frozenset[Limit] = frozenset()
         self.faults: tuple[str, ...] = ()
         self._kinds: frozenset[str] = frozenset()
-        """The kinds of streams that the guest knows."""
+        """The kinds of streams that the guest supports."""
         self._complaint = b""
         self.is_dirty = False
-        """Whether the guest reported that it could not clean up, or did not finish in time."""
+        """Whether the guest could not clean up after a run, or did not finish the cleanup in
+        time.
+        """
         self._clocks = clocks
         self._demultiplexer = Demultiplexer()
         self._decoder = framing.Decoder(MAX_FRAME_BYTES)
@@ -179,28 +195,32 @@ class Channel(asyncio.Protocol):
         self._run: ReceivedRun | None = None
         self._answer: asyncio.Future[RunEnding] | None = None
         self._resetting: int | None = None
-        """Id of the run whose cleanup the guest has not yet reported, or None."""
+        """Id of the run after which the guest is still cleaning up. None if it is not cleaning
+        up.
+        """
         self._overdue: asyncio.TimerHandle | None = None
         self._collect_until = 0.0
-        """When the transfer of the run's files must have ended, by the event loop's clock."""
+        """Time, by the event loop's clock, at which the transfer of the run's files must have
+        ended.
+        """
         self._paused_at: float | None = None
         self._is_kept = False
-        """Whether this is a session's container."""
+        """Whether the container belongs to a session."""
         self.on_processes: Callable[[], None] = lambda: None
         """Called when the number of running registered processes has changed."""
         self.processes = ProcessRequests(self._send, lambda: self.on_processes())
-        """Requests about a session's registered processes, which belong to no run."""
+        """Sends requests about a session's registered processes, which belong to no run."""
         self._streams: dict[str, Any] = {}  # each is the end that its `Stream` opens
-        """Kind → end, for the streams that belong to the container and to no run."""
+        """Kind → host's end, for the streams that belong to the container and not to a run."""
 
     @property
     def complaint(self) -> str:
-        """The beginning of the guest's stderr. Logged, never trusted."""
+        """The beginning of the guest's standard error. It is logged, but never trusted."""
         return self._complaint.decode("utf-8", "backslashreplace")
 
     @property
     def is_dead(self) -> bool:
-        """Whether the channel has ended, and the container with it."""
+        """Whether the channel, and thus the container, has ended."""
         return self.dead.is_set()
 
     @property
@@ -229,10 +249,11 @@ class Channel(asyncio.Protocol):
         is `SANDBOX_LOST`. If the caller is cancelled, the program is ended before the cancellation
         is raised.
 
-        If `keep` is True, the next run gets the files, and a Python program's variables.
+        If `keep` is True, the next run gets the files of this run and, after a Python program, its
+        variables. `isolation` is only noted in the ending.
 
         Raises:
-            SandboxUnavailable: the guest does not know one of the streams in `sinks`.
+            SandboxUnavailable: the guest does not support one of the streams in `sinks`.
         """
         if not self.is_free or not self.ready.is_set() or self._transport is None:
             raise InternalError("A run was given to a container that is not free.")
@@ -280,7 +301,7 @@ class Channel(asyncio.Protocol):
         first call opens the stream, which then stays open until the channel ends.
 
         Raises:
-            SandboxUnavailable: the guest does not know this kind of stream.
+            SandboxUnavailable: the guest does not support this kind of stream.
         """
         self._require([stream.kind])
         found: K | None = self._streams.get(stream.kind.name)
@@ -292,16 +313,16 @@ class Channel(asyncio.Protocol):
         return found
 
     def interrupt_streams(self) -> None:
-        """Break the transfers over the container's own streams, because the container is about to
-        be frozen.
+        """Break the transfers over the streams that belong to the container, because the container
+        is about to be frozen.
         """
         for end in self._streams.values():
             end.interrupt()
 
     def end(self, why: str) -> None:
-        """End the channel for the reason `why`. This closes the guest's stdin, so that the guest
-        ends itself. The owner of the container must then remove the container. If the channel has
-        already ended, do nothing.
+        """End the channel for the reason `why`. This closes the guest's standard input, so that the
+        guest ends itself. Afterwards, the owner of the container must remove the container. If the
+        channel has already ended, do nothing.
         """
         if self.dead.is_set():
             return
@@ -351,7 +372,7 @@ class Channel(asyncio.Protocol):
     # -- inside -------------------------------------------------------------------
 
     def _on_frame(self, frame: ContainerFrame) -> None:
-        """Process one frame from the guest. Raises FrameError if the protocol does not allow the
+        """Process one frame from the guest. Raises FrameError if the protocol does not allow this
         frame now.
         """
         if isinstance(frame, GuestReady):
@@ -416,7 +437,7 @@ class Channel(asyncio.Protocol):
             self._transport.write(frame)
 
     def _require(self, kinds: Iterable[StreamKind]) -> None:
-        """Raise SandboxUnavailable if the guest does not know one of these kinds of streams."""
+        """Raise SandboxUnavailable if the guest does not support one of these kinds of streams."""
         lacking = [kind.name for kind in kinds if kind.name not in self._kinds]
         if lacking and not self.is_dead:
             raise SandboxUnavailable(
@@ -427,7 +448,7 @@ class Channel(asyncio.Protocol):
 
     def send_frame(self, run_id: int, kind: StreamKind, body: bytes) -> None:
         """Send a frame of a stream to the guest, unless the stream's run has ended. If the guest
-        has left too many bytes unread, end the container instead.
+        has left too many bytes of streams unread, end the container instead.
         """
         is_open = run_id == NO_RUN or (self._run is not None and self._run.id == run_id)
         if not is_open or self._transport is None:
@@ -438,15 +459,15 @@ class Channel(asyncio.Protocol):
         self._transport.write(StreamFrame(kind.name, run_id, body).encode())
 
     def refuse(self, run_id: int, why: str) -> None:
-        """End the container because its guest has sent an invalid frame of a stream. Do nothing if
-        the stream's run has already ended.
+        """End the container because its guest has sent an invalid frame of a stream. `why`
+        describes the fault. Do nothing if the stream's run has already ended.
         """
         if run_id == NO_RUN or (self._run is not None and self._run.id == run_id):
             self.end(f"{INVALID}{why}")
 
     def pause(self, run_id: int, *, is_paused: bool) -> None:
-        """Pause or resume the deadlines of a run, on the host and in the guest. Do nothing if the
-        run's program has ended.
+        """If `is_paused` is True, stop the deadlines of a run, on the host and in the guest.
+        Otherwise, let them continue. Do nothing if the run's program has ended.
         """
         run, overdue = self._run, self._overdue
         if run is None or run.id != run_id or run.is_collecting or self._transport is None:
@@ -491,8 +512,8 @@ class Channel(asyncio.Protocol):
         return None
 
     def _give_up(self) -> None:
-        """End the channel, because the guest did not end a run by its deadline. The run's ending is
-        `WALL_TIME` or, if the program had already ended, `SANDBOX_LOST`.
+        """End the channel, because the guest did not end a run by its deadline. The run ends with
+        `WALL_TIME` or, if its program had already ended, with `SANDBOX_LOST`.
         """
         run, answer = self._run, self._answer
         if run is not None and answer is not None and not answer.done():
@@ -520,7 +541,7 @@ class Channel(asyncio.Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Port:
-    """The `StreamPort` of one stream of the channel."""
+    """Implements `StreamPort` for one stream of the channel."""
 
     channel: Channel
     run_id: int
@@ -541,7 +562,7 @@ class _Port:
 
 
 class _KeptText:
-    """The beginning of an output stream, at most `most` characters."""
+    """Keeps the beginning of an output stream, at most `most` characters."""
 
     def __init__(self, most: int) -> None:
         self._left = most
@@ -559,7 +580,7 @@ class ReceivedRun:
     """Processes the frames of one run: keeps the beginning of the output for the run's ending, and
     passes events to the sinks.
 
-    The methods raise FrameError if a frame breaks the protocol's order or limits.
+    The methods raise FrameError if a frame breaks the order or the limits of the protocol.
     """
 
     def __init__(
@@ -570,13 +591,13 @@ class ReceivedRun:
         isolation: str,
         port: Callable[[StreamKind], StreamPort],
     ) -> None:
-        """`port` creates the port for a kind of stream of this run."""
+        """`port` creates the `StreamPort` for a stream of this run, given the stream's kind."""
         self.id = run_id
         self._streams: dict[str, StreamEnd] = {
             stream.kind.name: stream.open(port(stream.kind)) for stream in sinks.streams
         }
         self.is_collecting = False
-        """Whether the program has ended and its files follow."""
+        """Whether the program has ended, so that its files follow."""
         self.brake = sinks.brake
         self._isolation = isolation
         most = limits.output_bytes
@@ -591,15 +612,15 @@ class ReceivedRun:
         self._disk_left = (limits.memory_mb or 0) * MB
 
     def mute(self) -> None:
-        """From now on, ignore files and progress reports. Close the streams. Output is still passed
-        on.
+        """From now on, ignore files and progress reports. Close the run's streams. Output is still
+        passed on.
         """
         self._sink = self._on_progress = None
         self.close_streams()
 
     def on_output(self, frame: ContainerOutput) -> None:
         """Add text to the kept beginning of an output stream, and pass the text to the sink. Raises
-        FrameError.
+        FrameError if it exceeds the limits.
         """
         self._must_be_mine(frame.id)
         self._texts[frame.stream].add(frame.text)
@@ -610,7 +631,7 @@ class ReceivedRun:
                 self._on_output = None
 
     def on_progress(self, frame: GuestProgress) -> None:
-        """Pass a progress report to the sink. Raises FrameError."""
+        """Pass a progress report to the sink. Raises FrameError if it is invalid."""
         self._must_be_mine(frame.id)
         if self._on_progress is not None:
             try:
@@ -619,7 +640,9 @@ class ReceivedRun:
                 self._on_progress = None
 
     def on_stream(self, frame: StreamFrame) -> None:
-        """Pass a frame of a stream to the host's end of the stream. Raises FrameError."""
+        """Pass a frame of a stream to the host's end of this stream. Raises FrameError if the frame
+        is invalid or the run has no such stream.
+        """
         self._must_be_mine(frame.run_id)
         if frame.kind not in self._streams or self.is_collecting:
             raise FrameError("a frame of a stream that no program can have used")
@@ -631,7 +654,9 @@ class ReceivedRun:
             end.close()
 
     def on_file(self, frame: ContainerFile) -> None:
-        """Start a file that the run left in the workspace. Raises FrameError."""
+        """Start to receive a file that the run has left in the workspace. Raises FrameError if the
+        file is invalid or too large.
+        """
         self._must_be_mine(frame.id)
         self.is_collecting = True
         self._files += 1
@@ -644,7 +669,9 @@ class ReceivedRun:
         self._hand_on(lambda sink: sink.start(frame.path, frame.size, frame.kind))
 
     def on_data(self, frame: ContainerData) -> None:
-        """Pass the next bytes of the current file to the sink. Raises FrameError."""
+        """Pass the next bytes of the current file to the sink. Raises FrameError if there are too
+        many.
+        """
         self._must_be_mine(frame.id)
         content = frame.data
         if not self._files or not 0 < len(content) <= self._file_left:
@@ -653,8 +680,8 @@ class ReceivedRun:
         self._hand_on(lambda sink: sink.write(content))
 
     def on_ended(self, frame: ContainerEnding) -> RunEnding:
-        """Convert the guest's report on the end of the run to the run's ending. Raises
-        FrameError.
+        """Convert the guest's report on the end of the run to the run's ending. Raises FrameError
+        if the report is invalid.
         """
         self._must_be_mine(frame.id)
         claim = frame.claim or {}
@@ -684,8 +711,8 @@ class ReceivedRun:
         )
 
     def cut_off(self, ended_by: EndedBy) -> RunEnding:
-        """Return the ending of a run that the guest did not end properly. The ending contains the
-        output so far.
+        """Return an ending for a run that the guest did not end properly. `ended_by` says how it
+        ended. The ending contains the output received so far.
         """
         stdout, stderr = self._texts["stdout"].text, self._texts["stderr"].text
         sizes = [len(text.encode("utf-8", "replace")) for text in (stdout, stderr)]
@@ -713,7 +740,7 @@ class ReceivedRun:
 
 
 def is_plain_path(path: str) -> bool:
-    """Whether a path is relative and consists only of valid file names."""
+    """Whether a path from a guest is relative and consists only of valid file names."""
     try:
         path.encode()
     except UnicodeEncodeError:
@@ -725,8 +752,8 @@ def is_plain_path(path: str) -> bool:
 
 
 class Demultiplexer:
-    """Splits Docker's multiplexed stream, which arrives in chunks, into pieces of stdout and
-    stderr.
+    """Splits Docker's multiplexed stream into pieces of standard output and standard error. The
+    stream arrives in chunks.
     """
 
     def __init__(self) -> None:
@@ -735,8 +762,8 @@ class Demultiplexer:
         self._left = 0
 
     def feed(self, chunk: bytes) -> Iterator[tuple[int, bytes]]:
-        """Yield the pieces in the next chunk in order of arrival, each as a stream's number and
-        bytes.
+        """Yield the pieces in the next chunk in order of arrival. Each consists of the stream's
+        number and bytes.
 
         Raises:
             FrameError: the chunk has a header that Docker never sends.
@@ -765,10 +792,10 @@ class Demultiplexer:
 
 
 def needs_preloaded(code: str, given: Collection[str] = ()) -> bool:
-    """Whether a Python program may import a module that is not in the standard library. The result
-    is also True for a program that is too long to be sent in one part, without a search.
+    """Whether a Python program may import a module that is not in the standard library. Also True,
+    without a search, if the program is too long to be sent in one part.
 
-    Imports of modules in `given` are ignored, because the guest provides these modules.
+    Imports of the modules `given` do not count, because the guest provides these modules.
     """
     if len(code) > PART_CHARACTERS or _DOUBT.search(code):
         return True
@@ -780,10 +807,11 @@ def needs_preloaded(code: str, given: Collection[str] = ()) -> bool:
 
 
 def _modules_of(clause: re.Match[str]) -> list[str]:
-    """Return the names of the modules that an import statement imports.
+    """Return the names of the modules that an import statement imports. `clause` is the match of
+    the statement.
 
-    The result may also contain text that is not a module name. This does no harm, because such text
-    never equals the name of a module in the standard library.
+    The result may also contain text that is not the name of a module. This does no harm, because
+    such text never equals the name of a module in the standard library.
     """
     source, imported = clause.groups()
     if source is not None:
@@ -794,24 +822,28 @@ def _modules_of(clause: re.Match[str]) -> list[str]:
 # -- requests about registered processes ------------------------------------------------------
 
 MAX_OPEN = 64
-"""Maximum number of unanswered requests to one guest, including those whose callers gave up."""
+"""Maximum number of unanswered requests to one guest, including those for which no caller waits any
+more.
+"""
 
 ANSWER_S = 15.0
-"""Maximum seconds to wait for an answer, enough for a busy host. The guest's own time limit for
-each request is shorter.
+"""Maximum seconds to wait for an answer. This is enough for a busy host. The guest's own time limit
+for each request is shorter.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """A request without an answer: what it does, and the process that it names, or None."""
+    """A request that was not answered yet: what it asks for (`do`), and the name of the registered
+    process, or None.
+    """
 
     do: str
     name: str | None
     answer: asyncio.Future[ContainerAnswer]
 
     def fits(self, frame: ContainerAnswer) -> bool:
-        """Return whether a guest may give this answer. It may refuse any request."""
+        """Return whether this answer fits the request. A refusal fits any request."""
         if frame.fault is not None:
             return True
         if self.do == "list":
@@ -822,8 +854,8 @@ class _Asked:
 
 
 class ProcessRequests:
-    """Sends requests about registered processes to one guest. `send` sends a frame. `on_change` is
-    called when the number of running processes has changed.
+    """Sends requests about registered processes to one guest. `send` sends the bytes of a frame.
+    `on_change` is called when the number of running processes has changed.
     """
 
     def __init__(self, send: Callable[[bytes], None], on_change: Callable[[], None]) -> None:
@@ -835,7 +867,7 @@ class ProcessRequests:
         self._open: dict[int, _Asked] = {}
 
     async def ask(self, request: JsonObject) -> JsonObject:
-        """Send a request to the guest, and return the result in its answer.
+        """Send a request to the guest, and return the result that its answer contains.
 
         Raises:
             InvalidParams: the request is too long, or cannot be carried out.
@@ -859,7 +891,7 @@ class ProcessRequests:
 
     def on_answer(self, frame: ContainerAnswer) -> None:
         """Process the guest's answer to a request. Raises FrameError if there is no such request,
-        or if the request was about something else.
+        or if the answer does not fit it.
         """
         asked = self._open.get(frame.id)
         if asked is None:
@@ -875,8 +907,8 @@ class ProcessRequests:
         """Process the guest's report that fewer processes are running. Raises FrameError if the
         reported number is not lower than the last one.
 
-        The number can only rise through a request to start a process, and the answer to that
-        request reports it. So a guest cannot send such reports without end.
+        The number rises only through a request to start a process, and the answer to this request
+        reports that. So a guest cannot send such reports without end.
         """
         if self.running is not None and frame.running >= self.running:
             raise FrameError("a number of processes that nothing explains")
@@ -898,8 +930,8 @@ class ProcessRequests:
 
 
 def _result_of(answer: ContainerAnswer) -> JsonObject:
-    """Return the result in the guest's answer. If the answer reports a fault, raise the
-    corresponding error.
+    """Return the result in the guest's answer. If the answer is a refusal, raise the corresponding
+    error.
     """
     fault = answer.fault
     if fault is None:

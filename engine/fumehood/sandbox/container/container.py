@@ -28,29 +28,38 @@ from fumehood.sandbox.container.spec import (
 from fumehood.sandbox.wall import RunEnding, RunSinks
 
 START_DEADLINE_S = 20.0
-"""Maximum seconds until a new guest is ready, enough for a host that starts several guests at once.
+"""Maximum seconds until a new guest is ready. This is enough for a host that starts several guests
+at once.
 """
 
 TAKEOVER_DEADLINE_S = 60.0
-"""Maximum seconds until a guest accepts a takeover. The guest first ends the earlier engine's run.
+"""Maximum seconds until a guest accepts a takeover. Before that, the guest ends the run of the
+earlier engine.
 """
 
 LOSS_DEADLINE_S = 5.0
 """Maximum seconds to determine why a container ended."""
 
 OOM_EXIT_CODE = 137
-"""Exit code of a container whose guest was killed with SIGKILL, as when memory ran out."""
+"""Exit code of a container whose guest was killed with SIGKILL, for example because memory ran
+out.
+"""
 
 LOOKS = 4
-"""Number of queries about an ended container, after which the reason for its end is unknown."""
+"""Maximum number of queries about a container that has ended. If Docker reports no reason by then,
+the reason is unknown.
+"""
 
 LOOK_PAUSE_S = 0.05
-"""Seconds between two queries about an ended container, because Docker does not record a
-container's end and the reason at the same time."""
+"""Seconds between two queries about a container that has ended. Several queries are needed, because
+Docker does not record the end and the reason at the same time.
+"""
 
 
 class ContainerFailed(Exception):
-    """The container was created, but does not work. The exception's text is for the operator."""
+    """The container was created, but does not work. The text of the exception is for the
+    operator.
+    """
 
     message = "Containers start, but the guest in them does not."
     """The error's text for callers."""
@@ -59,7 +68,9 @@ class ContainerFailed(Exception):
 
 
 class LimitsNotEnforced(ContainerFailed):
-    """The container lacks a required limit. Another attempt would fail in the same way."""
+    """The container does not enforce a required limit. Another attempt would fail in the same
+    way.
+    """
 
     message = "Containers on this host lack a required limit."
     remedy = "Run `fumehood doctor` to see why."
@@ -74,7 +85,8 @@ class LimitsNotEnforced(ContainerFailed):
 
 
 class Container(Channel):
-    """A running container, which is also the channel to its guest. Created by `start`.
+    """A running container, which is also the channel to its guest. `start` and `take_over` create
+    it.
 
     The caller of `start` must remove the container, even if `start` fails.
     """
@@ -88,10 +100,10 @@ class Container(Channel):
         self.name = name
         """The container's name in Docker."""
         self.image_id = image_id
-        """The digest of the container's image."""
+        """The digest of the image from which the container was made."""
         self.ran_out_of_memory = False
-        """Whether memory ran out in any run. From then on, Docker's flag for this, which is never
-        cleared, proves nothing about later runs.
+        """Whether memory has run out in any run. If so, Docker's flag that memory ran out, which is
+        never cleared, proves nothing about later runs.
         """
 
     @classmethod
@@ -104,12 +116,13 @@ class Container(Channel):
         command: tuple[str, ...] = GUEST_COMMAND,
         ready_s: float = START_DEADLINE_S,
     ) -> Container:
-        """Create a container, attach to its streams, start it, and wait until its guest is ready.
+        """Create a container, attach to its streams, start it, and wait at most `ready_s` seconds
+        until its guest is ready. `required` are the limits that it must enforce.
 
         Raises:
             DockerError: Docker failed.
             ContainerFailed: the guest failed.
-            LimitsNotEnforced: Docker or the kernel does not enforce a required limit.
+            LimitsNotEnforced: Docker or the host does not enforce a required limit.
         """
         container = cls(docker, spec.name, spec.image_id)
         try:
@@ -126,13 +139,14 @@ class Container(Channel):
     async def take_over(
         cls, docker: Docker, name: str, image_id: str, *, required: frozenset[Limit], epoch: int
     ) -> Container:
-        """Take over the running container of a session from an earlier engine, which has ended. If
-        a run is still in progress, the guest cancels it.
+        """Take over the running container of a session from an earlier engine, which has ended, and
+        return it. If a run is still in progress, the guest cancels it. `name` is the container's
+        name in Docker, and `epoch` the epoch of this engine.
 
         Raises:
             DockerError: Docker failed.
-            ContainerFailed: the guest failed, or the guest refused because it already knows an
-                epoch that is not below `epoch`.
+            ContainerFailed: the guest failed, or has refused because it already knows an epoch that
+                is not lower than `epoch`.
         """
         container = cls(docker, name, image_id)
         container._id = name
@@ -152,8 +166,9 @@ class Container(Channel):
         ready_s: float,
         begun: bytes = b"",
     ) -> None:
-        """Connect the channel to the guest's streams, and wait until the guest is ready. `begun`
-        contains the bytes that have already been read from the streams.
+        """Connect the channel to `stream`, the guest's streams, and wait at most `ready_s` seconds
+        until the guest is ready. `begun` contains the bytes that have already been read from the
+        streams.
         """
         try:
             stream.setblocking(False)
@@ -189,8 +204,8 @@ class Container(Channel):
         *,
         keep: bool = False,
     ) -> RunEnding:
-        """Run a program like `Channel.run`. If the container is lost because its memory ran out,
-        the ending is `MEMORY`.
+        """Run a program like `Channel.run`. If the container is lost because memory ran out, the
+        ending is `MEMORY`.
         """
         if self.is_dead:  # it ended after it was leased
             return RunEnding(EndedBy.SANDBOX_LOST, isolation)
@@ -212,17 +227,17 @@ class Container(Channel):
         return ending
 
     async def until_examined(self) -> None:
-        """Wait until the reason for the container's end is known. Until then, the container must
-        not be removed, because Docker could no longer report the reason.
+        """Wait until the reason for the container's end is known. The container must not be removed
+        before, because Docker could then no longer report the reason.
         """
         await self._examined.wait()
 
     async def _was_killed_for_memory(self) -> bool:
         """Return True if Docker reports that the guest was killed because memory ran out. Return
-        False if there was another reason, or if Docker does not report one in time.
+        False if there was another reason, or if Docker reports none in time.
 
-        Neither the exit code nor Docker's flag is sufficient alone: other processes may kill the
-        guest, and the flag is also set if only a child was killed.
+        Neither the exit code nor Docker's flag is sufficient alone: something else may have killed
+        the guest, and the flag is also set if only a child was killed.
         """
         looks = 0
         with anyio.move_on_after(LOSS_DEADLINE_S), suppress(DockerError):

@@ -1,11 +1,12 @@
 """Disks of sessions: file systems of fixed size, each in a file of the state directory.
 
 Host side, for the container wall. A disk is an ext4 file system in a file with a loop device, which
-Docker mounts as a separate volume. So the kernel enforces the disk's size and its number of files,
-and the disk is deleted quickly. This requires an engine that runs as root on Docker's host.
-Invariants: all space of a disk is allocated when it is made, so no program's write fails because
-others filled the host; `sweep` removes the remains of a disk that a killed engine left; programs
-never write to the file or the device, only through the mounted file system.
+Docker mounts as a separate volume. So the operating system enforces the size and the number of
+files of the disk, and the disk can be deleted quickly. The engine must run as root on Docker's host
+for this. Invariants: all space of a disk is allocated when the disk is made, so no program's write
+fails because others have filled the host; if an engine is killed while it makes or removes a disk,
+`sweep` of a later engine removes the remains; programs never write to the file or the device, only
+through the mounted file system.
 """
 
 from __future__ import annotations
@@ -35,45 +36,46 @@ from fumehood.sandbox.wall import OnEvent, try_later
 LOOP_GET_STATUS64 = 0x4C05
 LOOP_CLR_FD = 0x4C01
 LOOP_INFO64_BYTES = 232
-"""Size of a loop device's status, which begins with the file's device and inode, 64 bits each.
-*Source*: linux/loop.h."""
+"""Size in bytes of a loop device's status. It begins with the device and the inode of the file, 64
+bits each. *Source*: linux/loop.h.
+"""
 
 PROGRAMS = ("mkfs.ext4", "debugfs", "e2fsck", "losetup", "blockdev", "cp")
 SEARCH_PATH = f"{os.defpath}:/usr/sbin:/sbin"
 
 RUN_S = 20.0
-"""Maximum seconds for a run of one of `PROGRAMS`, which usually takes about 10 ms."""
+"""Maximum seconds for a run of one of `PROGRAMS`. Usually, a run takes about 10 ms."""
 
 COPY_S_PER_GB = 60.0
 """Seconds that are added to `RUN_S` for each GB of data that is copied."""
 
 COPY = "snap_"
-"""Prefix of the names of copies, which are never attached and so do not grow."""
+"""Prefix of the names of copies of disks. Copies are never attached, so they do not grow."""
 
 SPARED_BYTES = 1 << 30
-"""Bytes of the host's file system that are never reserved for disks."""
+"""Number of bytes of the host's file system that are never reserved for disks."""
 
 FAILURES = (OSError, subprocess.SubprocessError, DockerError)
-"""Exceptions that the use of a disk may raise."""
+"""Exceptions that an operation on a disk may raise."""
 
 CHECK = "[problems]\n" + "".join(
     f"\t{problem} = {{\n\t\tpreen_ok = true\n\t\tno_ok = true\n\t\tforce_no = true\n\t}}\n"
     for problem in ("0x030004", "0x030017")
 )
-"""Configuration of `e2fsck`, by which it neither makes nor needs `lost+found`. Otherwise a program
-could make the disk unusable by creating a file of this name, or by leaving no room for it.
-*Source*: e2fsck.conf(5), and problem.h: PR_3_NO_LF_DIR, PR_3_LPF_NOTDIR.
+"""Configuration of `e2fsck`. With it, `e2fsck` neither makes nor needs `lost+found`. Otherwise a
+program could make the disk unusable by creating a file with this name, or by leaving no room for
+it. *Source*: e2fsck.conf(5), and problem.h: PR_3_NO_LF_DIR, PR_3_LPF_NOTDIR.
 """
 
 LAY_OUT = "rmdir lost+found\nset_inode_field / mode 041777\n"
-"""Commands for `debugfs` in a new file system. Afterwards all users may write into the root
-directory, as into /tmp, but only root can change the directory itself.
+"""Commands for `debugfs` in a new file system. Afterwards, all users may write into the root
+directory, as into /tmp, but only root can change this directory itself.
 """
 
 
 class Disks:
-    """The disks of the sessions with one state directory. If the directory is None, no disks can be
-    made.
+    """The disks of all sessions with the same state directory. If this directory is None, no disks
+    can be made.
     """
 
     def __init__(
@@ -84,11 +86,13 @@ class Disks:
     ) -> None:
         self._on_event = on_event
         self._reserved: dict[str, int] = {}
-        """Name of each disk or copy that is being made → the bytes that are reserved for it."""
+        """Name of each disk or copy that is being made → number of bytes that are reserved for
+        it.
+        """
         self._directory = directory
         self._docker = docker
         self._turn = anyio.Lock()
-        """The lock that is held while space is reserved or allocated."""
+        """A lock. It is held while space is reserved or allocated."""
 
     def why_none(self) -> str | None:
         """Return a clause that says why this engine cannot make disks, or None if it can."""
@@ -129,11 +133,11 @@ class Disks:
         *,
         unless: tuple[type[DockerError], ...] = (),
     ) -> AsyncIterator[None]:
-        """Convert a failure in the block to an error for callers, and log it. The error names the
-        cause, but no names and paths of the host.
+        """Convert a failure in the block to an error for callers, and log it. The error states the
+        cause, but no names or paths of the host.
 
-        `what` completes the sentence "The disk could not be …", for example "copied". Failures of
-        the types in `unless` are raised unchanged.
+        `name` is the name of the disk. `what` completes the sentence "The disk could not be …", for
+        example "copied". Failures of the types in `unless` are raised unchanged.
         """
         try:
             yield
@@ -149,7 +153,7 @@ class Disks:
     @asynccontextmanager
     async def _new(self, name: str, room: int) -> AsyncIterator[None]:
         """Create the empty file of a new disk, and reserve `room` bytes for it during the block. If
-        the block fails, the disk is removed. A disk that already has this name is never touched.
+        the block fails, the disk is removed. If a disk already has this name, it is never touched.
 
         Raises:
             SandboxUnavailable: there is no room.
@@ -173,11 +177,12 @@ class Disks:
             await anyio.to_thread.run_sync(_allocate, path, size)
 
     async def copy(self, name: str, target: str) -> int:
-        """Copy a disk, and return the number of bytes that the copy takes on the host. During the
-        copy, no program may write to the disk.
+        """Copy the disk `name` to a new disk `target`, and return the number of bytes that the copy
+        takes on the host. During the copying, no program may write to the disk.
 
         Raises:
-            SandboxUnavailable: there is no room, or the copy failed. Nothing of the copy is left.
+            SandboxUnavailable: there is no room, or the copying failed. Nothing of the copy is
+                left.
         """
         assert self._directory is not None
         source, path = self._directory / name, self._directory / target
@@ -198,11 +203,11 @@ class Disks:
         return found.st_blocks * 512
 
     async def prepare(self, source: str, new: str) -> None:
-        """Make a copy of the disk `source` with the name `new`, and check its file system. The copy
-        can then `replace` another disk.
+        """Make a copy of the disk `source` with the name `new`, and check its file system.
+        Afterwards, `replace` can put the copy in the place of another disk.
 
         Raises:
-            SandboxUnavailable: there is no room, or the copy failed.
+            SandboxUnavailable: there is no room, or the copying failed.
         """
         assert self._directory is not None
         await self._try_to_remove(new)  # the remains of a failed attempt
@@ -211,7 +216,7 @@ class Disks:
             await _check(str(self._directory / new))
 
     async def replace(self, name: str, new: str) -> None:
-        """Replace a disk with the disk `new`. No container may use the replaced disk.
+        """Put the disk `new` in the place of the disk `name`. No container may use the disk `name`.
 
         Raises:
             SandboxUnavailable: the disk could not be replaced, and is unchanged.
@@ -226,7 +231,8 @@ class Disks:
         return self._directory is not None and (self._directory / name).exists()
 
     async def attach(self, name: str) -> None:
-        """Make a disk usable for a new container. This also works after a restart of the host.
+        """Make a disk usable for a new container, by a loop device and a volume. This also works
+        after a restart of the host.
 
         Raises:
             DockerConflict: a container still uses the disk.
@@ -247,14 +253,14 @@ class Disks:
         await self._docker.create_volume(name, options)
 
     async def _devices(self, path: Path) -> list[str]:
-        """Return the names of a disk's loop devices. An attached disk has one, any other disk has
-        none.
+        """Return the names of the loop devices of the disk in the file `path`. An attached disk has
+        one, any other disk has none.
         """
         found = await _run("losetup", "--associated", str(path))
         return [line.partition(":")[0] for line in found.splitlines()]
 
     def _promise(self, path: Path, needed: int) -> None:
-        """Create the empty file of a new disk, if the host has enough space for the disk.
+        """Create the empty file `path` of a new disk, if the host has enough space for the disk.
 
         Raises:
             SandboxUnavailable: fewer than `needed` bytes are both free and not reserved for other
@@ -281,8 +287,8 @@ class Disks:
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
 
     async def detach(self, name: str) -> None:
-        """Release the volume and the loop device of a disk, until the next `attach`. Failures are
-        ignored.
+        """Release the volume and the loop device of a disk. The next `attach` makes them again.
+        Failures are ignored.
         """
         with suppress(*FAILURES):
             await self._detach(name)
@@ -304,8 +310,8 @@ class Disks:
         (await self._detach(name)).unlink(missing_ok=True)
 
     async def sweep(self, in_use: Callable[[], Iterable[str]]) -> None:
-        """Remove all disks and copies whose names are not in the result of `in_use`. A disk or copy
-        that cannot be removed stays until the next sweep.
+        """Remove all disks and copies except those whose names `in_use` returns. If one cannot be
+        removed, it stays until the next sweep.
         """
         if self._directory is None:
             return
@@ -324,12 +330,12 @@ class Disks:
 
 
 def _free(device: str, path: Path) -> None:
-    """Detach a loop device from a disk, as soon as the device is no longer mounted. Do nothing if
-    the device now belongs to another file.
+    """Detach a loop device from the file `path` of a disk, as soon as the device is no longer
+    mounted. Do nothing if the device now belongs to another file.
 
     The device may have been freed when a container ended, and any engine on this host may then have
-    taken it for another disk. While the device is open here, nothing else can take it. *Source*:
-    loop(4).
+    taken it for another disk. While this function has the device open, nothing else can take it.
+    *Source*: loop(4).
     """
     try:
         with Path(device).open("rb", buffering=0) as opened:
@@ -343,8 +349,8 @@ def _free(device: str, path: Path) -> None:
 
 
 def _cause(error: BaseException) -> str:
-    """Return a description of a failure for callers: which step failed and how, without names and
-    paths of the host.
+    """Return a description of a failure for callers. It says which step failed and how, but
+    contains no names or paths of the host.
     """
     match error:
         case DockerError():
@@ -381,8 +387,9 @@ def _size_and_data(path: Path) -> tuple[int, int]:
 
 
 async def _check(path: str) -> None:
-    """Check the file system of a disk that is not attached, and repair it if necessary. It may be
-    damaged if the disk was copied or lost while in use.
+    """Check the file system of a disk that is not attached, and repair it if necessary. `path` is
+    the disk's file. The file system may be damaged if the disk was in use when it was copied, or
+    when its host failed.
     """
     await _run("e2fsck", "-p", path, told=CHECK, most_status=1)  # 1: errors were repaired
 
@@ -394,11 +401,11 @@ async def _run(
     most_status: int = 0,
     deadline_s: float = RUN_S,
 ) -> str:
-    """Run a program of the host, and return its output. `told` is the program's input. Exit
-    statuses up to `most_status` mean success.
+    """Run a program of the host with these arguments, and return its output. `told` is the
+    program's input. Exit statuses up to `most_status` count as success.
 
     Raises:
-        OSError, subprocess.SubprocessError: the program failed, or took too long.
+        OSError, subprocess.SubprocessError: the program failed, or took longer than `deadline_s`.
     """
     found = shutil.which(program, path=SEARCH_PATH) or program
     with anyio.move_on_after(deadline_s):

@@ -1,25 +1,26 @@
-"""The connection to Docker, the container wall's requests to it, and their errors.
+"""The connection to Docker, the requests that the container wall sends to Docker, and their errors.
 
-Host side, and dangerous: access to Docker is root access to its host. Invariants: input of a
-caller, a tool or a guest reaches a request only through a `ContainerSpec`. No request pulls or
-pushes an image. The only files of the host that are mounted are the disks of sessions, and the only
-command that runs in an existing container is the relay to its guest. The event loop never blocks;
-every request has a deadline, and the number of threads is limited.
+Host side, and dangerous: access to Docker is root access to its host. Invariants: what a caller, a
+tool or a guest has sent reaches a request only through a `ContainerSpec`; no request pulls or
+pushes an image; the only files of the host that are mounted are the disks of sessions; the only
+command that runs in an existing container is the relay to its guest; the event loop never blocks;
+every request has a deadline; the number of threads is limited.
 
 The package `docker` (its low-level client) blocks, so its requests run in threads. The package is
 imported with the first request to a daemon that is listening, so an engine without Docker never
-loads it. A request that hangs keeps its thread until the client's own time limit ends the request;
-other requests share the remaining threads (`bounded_threads`).
+loads it. If a request hangs, it keeps its thread until the client's own time limit ends it. Other
+requests share the remaining threads (`bounded_threads`).
 
-Commands and tests may block, so they use the client itself, from `open_docker`. That function
-checks that a daemon answers: an installed `docker` program does not prove that there is a daemon.
+Commands and tests may block, so they use the client itself, which `open_docker` returns. This
+function checks that a daemon answers, because an installed `docker` program does not prove that
+there is a daemon.
 
 The second half of this module checks the requirements on Docker and its host. Docker only warns
-about limits that the kernel lacks, so they are checked before containers are created; a property
-that Docker does not report counts as missing.
+about a limit that the operating system cannot enforce. So these requirements are checked before
+containers are created. A property that Docker does not report counts as missing.
 
 `DOCKER_HOST` may be `unix://…` or `tcp://…`. The engine refuses encrypted connections, because the
-channel to a guest is the socket itself, which is handed to the event loop. `open_docker` accepts
+channel to a guest is the socket itself, which is passed to the event loop. `open_docker` accepts
 TLS.
 """
 
@@ -46,53 +47,61 @@ THREADS = 16
 """Maximum number of concurrent requests to Docker."""
 
 CLIENT_TIMEOUT_S = 30
-"""Seconds without an answer after which the client gives up and the call's thread ends."""
-
-QUICK_S = 15.0
-"""Deadline of queries, in seconds, enough for a busy host."""
-
-SLOW_S = 20.0
-"""Deadline in seconds of requests that make Docker write to its disk, enough for a busy disk."""
-
-LAUNCH_S = 25.0
-"""Deadline in seconds of the three requests that start a container, enough for a busy disk."""
-
-CONNECT_S = 2.0
-"""Maximum seconds to connect to the daemon's socket when checking whether the daemon is listening.
+"""Seconds without an answer from Docker after which the client gives up, so that the thread of the
+request ends.
 """
 
+QUICK_S = 15.0
+"""Deadline of queries in seconds. This is enough for a busy host."""
+
+SLOW_S = 20.0
+"""Deadline in seconds of requests that make Docker write to its disk. This is enough for a busy
+disk.
+"""
+
+LAUNCH_S = 25.0
+"""Deadline in seconds of the three requests that start a container together. This is enough for a
+busy disk.
+"""
+
+CONNECT_S = 2.0
+"""Maximum seconds to connect to the daemon's socket, to check whether the daemon is listening."""
+
 FREEZE_PAUSES_S = (0.02, 0.05, 0.1, 0.2, 0.4)
-"""Seconds before each further attempt to freeze a container. With cgroup version 1 the runtime
-gives up after a fifth of a second, which is too short for processes that get no processor time.
+"""Seconds before each further attempt to freeze a container. With cgroup version 1, Docker's
+runtime gives up after a fifth of a second, which is too short for processes that get no CPU time.
 """
 
 OPEN_S = 10.0
-"""Seconds that a blocking client waits for each answer, unless its caller chooses otherwise."""
+"""Seconds that a blocking client waits for each answer, unless the caller of `open_docker` chooses
+otherwise.
+"""
 
 ATTACH = {"stdin": 1, "stdout": 1, "stderr": 1, "stream": 1}
 """Parameters of the request that attaches to a container's streams."""
 
 
 class DockerError(Exception):
-    """Docker cannot be used, or a request failed.
+    """Docker cannot be used, or a request to it failed.
 
-    The text is for the operator: it may quote Docker, including paths of the host.
+    The text of the exception is for the operator: it may quote Docker, including paths of the host.
     """
 
     message = "A request to Docker failed."
-    """The text for callers, without paths of the host. `Docker.ask` adds the request and the
-    reason."""
+    """The text for callers, without paths of the host. `Docker.ask` replaces it by one that names
+    the request and the reason.
+    """
     remedy = "Its log and the engine's say more."
     heals = True
-    """Whether the error may disappear without the operator's help, for example after a restart."""
+    """Whether the fault may disappear without the operator's help, for example after a restart."""
     reason = ""
-    """Why Docker refused a request, for callers: the HTTP status, and the cause if `KNOWN_CAUSES`
-    contains it.
+    """Why Docker refused a request, in words for callers: the HTTP status, and the cause if it is
+    in `KNOWN_CAUSES`.
     """
 
 
 class DockerUnreachable(DockerError):
-    """No Docker daemon can be reached with this engine's address and rights."""
+    """No Docker daemon can be reached at the address that this engine uses, or with its rights."""
 
 
 class DockerNotRunning(DockerUnreachable):
@@ -106,7 +115,7 @@ class DockerNotRunning(DockerUnreachable):
 
 
 class DockerNotPermitted(DockerUnreachable):
-    """This user has no access to Docker."""
+    """The engine's user has no access to Docker."""
 
     heals = False
     message = "This user has no access to Docker."
@@ -136,12 +145,14 @@ class DockerNotFound(DockerError):
 
 
 class DockerConflict(DockerError):
-    """A name is already taken, a volume is in use, or a container's state forbids the request."""
+    """A name is already taken, a volume is in use, or the state of a container forbids the
+    request.
+    """
 
 
 class DockerWarned(DockerError):
-    """Docker created a container with a warning. It warns about limits that the kernel lacks and
-    that it therefore ignores.
+    """Docker has created a container with a warning. Such a warning is about a limit that the
+    host's operating system cannot enforce, and that Docker therefore ignores.
     """
 
     message = "Docker cannot apply all limits of a container."
@@ -169,19 +180,20 @@ class Docker:
         self._making = threading.Lock()
         self._client: Any = None
         self.failure: DockerUnreachable | None = None
-        """Why the last request did not reach a daemon, or None if it did."""
+        """Why the last request did not reach a daemon. None if it reached one."""
 
     @property
     def is_local(self) -> bool:
-        """Whether the daemon's address is on this host."""
+        """Whether the address of the daemon is on this host."""
         return self.host.startswith("unix://")
 
     async def info(self) -> JsonObject:
-        """Return Docker's system information: facts about the daemon and its host."""
+        """Return Docker's system information, which describes the daemon and its host."""
         return await self.ask("describe itself", lambda client: client.info(), QUICK_S)
 
     async def launch(self, body: JsonObject, name: str) -> tuple[str, socket.socket]:
-        """Create a container, attach to its streams and start it.
+        """Create a container with the name `name`, attach to its streams and start it. `body` is
+        the body of the request that creates it.
 
         Return the container's id, and its three streams as one socket. The caller must close the
         socket. If this method fails, a created container may be left under `name`.
@@ -200,7 +212,8 @@ class Docker:
         self, container_id: str, command: tuple[str, ...]
     ) -> tuple[socket.socket, bytes]:
         """Run a command as root in a running container. Return the command's streams as one socket,
-        and the bytes that have already been read from it. The caller must close the socket.
+        and the bytes that have already been read from this socket. The caller must close the
+        socket.
 
         Raises:
             DockerNotFound, DockerConflict: the container is gone, or not running.
@@ -213,7 +226,9 @@ class Docker:
         )
 
     async def inspect(self, container_id: str) -> JsonObject:
-        """Return Docker's description of a container. Raises DockerNotFound."""
+        """Return Docker's description of a container. Raises DockerNotFound if it does not
+        exist.
+        """
         found: JsonObject = await self.ask(
             "describe a container",
             lambda client: client.inspect_container(container_id),
@@ -222,8 +237,8 @@ class Docker:
         return found
 
     async def state(self, container_id: str) -> JsonObject:
-        """Return the field `State` of Docker's description of a container. Raises
-        DockerNotFound.
+        """Return the field `State` of Docker's description of a container. Raises DockerNotFound if
+        the container does not exist.
         """
         state: JsonObject = (await self.inspect(container_id))["State"]
         return state
@@ -261,8 +276,8 @@ class Docker:
                 raise
 
     async def create_volume(self, name: str, options: Mapping[str, str]) -> None:
-        """Create a volume with Docker's driver `local`. `options` are the driver's options `type`,
-        `device` and `o`, which mean the same as for mount(8).
+        """Create a volume with Docker's driver `local`. `options` are the options `type`, `device`
+        and `o` of this driver, which mean the same as for mount(8).
         """
         await self.ask(
             "create a volume",
@@ -280,7 +295,7 @@ class Docker:
             await self.ask("remove a volume", lambda client: client.remove_volume(name), SLOW_S)
 
     async def remove(self, container_id: str) -> None:
-        """Kill and remove a container, given its id or name. Do nothing if the container does not
+        """Kill and remove the container with this id or name. Do nothing if the container does not
         exist or is already being removed.
         """
         with suppress(DockerNotFound, DockerConflict):
@@ -291,8 +306,8 @@ class Docker:
             )
 
     async def list(self, label: str) -> list[Listed]:
-        """Return all containers that have a label (`name` or `name=value`), including stopped
-        containers.
+        """Return all containers that have the label `label` (`name` or `name=value`), including
+        stopped containers.
         """
         found = await self.ask(
             "list containers",
@@ -318,8 +333,8 @@ class Docker:
         unwanted: Callable[[Answer], None] = lambda answer: None,
     ) -> Answer:
         """Run `call` in a thread with the low-level client, and return its result. `asked`
-        completes the sentence "Docker did not …" in errors, for example "create a volume". A result
-        that arrives after the deadline is passed to `unwanted`.
+        completes the sentence "Docker did not …" in errors, for example "create a volume". If the
+        result arrives after the deadline, it is passed to `unwanted`.
 
         Raises:
             DockerError: Docker cannot be used, or the request failed.
@@ -349,8 +364,8 @@ class Docker:
             self.failure = failure
 
     def _connected(self) -> Any:
-        """Return the low-level client. If the last connection failed, create a new client. Runs in
-        a thread.
+        """Return the low-level client. If the last connection failed, create a new client first.
+        This runs in a thread.
         """
         if self._wants_tls or self.host.startswith("https://"):
             raise DockerNotSupported("Docker over TLS is not supported.")
@@ -368,13 +383,15 @@ class Docker:
 
 
 def docker_host(environment: Mapping[str, str] = os.environ) -> str:
-    """Return the address of the Docker daemon: `DOCKER_HOST`, or Docker's default socket."""
+    """Return the address of the Docker daemon. It is `DOCKER_HOST` of the environment variables or,
+    if that is not set, Docker's default socket.
+    """
     return environment.get("DOCKER_HOST") or DEFAULT_HOST
 
 
 def open_docker(environment: Mapping[str, str] = os.environ, *, timeout_s: float = OPEN_S) -> Any:
-    """Return a blocking client for a daemon that has answered. The client waits at most `timeout_s`
-    seconds for each answer.
+    """Return a blocking client for the Docker daemon, after checking that the daemon answers. The
+    client waits at most `timeout_s` seconds for each answer.
 
     Raises:
         DockerError: Docker cannot be used.
@@ -394,7 +411,7 @@ def open_docker(environment: Mapping[str, str] = os.environ, *, timeout_s: float
 
 @contextmanager
 def typed_errors() -> Iterator[None]:
-    """Convert the exceptions of a blocking client in the block to DockerError."""
+    """Convert exceptions of a blocking client that are raised in the block to DockerError."""
     from docker.errors import DockerException
     from requests.exceptions import RequestException
 
@@ -405,7 +422,7 @@ def typed_errors() -> Iterator[None]:
 
 
 def _check_listening(host: str, deadline_s: float) -> None:
-    """Raise OSError or DockerError unless a daemon is listening at the address."""
+    """Raise OSError or DockerError if no daemon is listening at the address `host`."""
     if host.startswith(("tcp://", "http://", "https://")):
         return
     if not host.startswith("unix://"):
@@ -448,8 +465,8 @@ def _launch_in(
 
 def _detached(attached: Any) -> tuple[socket.socket, bytes]:
     """Take the socket of an attached stream away from the HTTP client, which would otherwise close
-    it. Return the socket, and those bytes of the stream that the client has read together with the
-    response's headers.
+    it. Return the socket, and those bytes of the stream that the client has already read together
+    with the headers of the response.
     """
     try:
         attached._sock.setblocking(False)
@@ -460,7 +477,9 @@ def _detached(attached: Any) -> tuple[socket.socket, bytes]:
 
 
 def _typed(error: Exception) -> DockerError:
-    """Convert an exception of the client, or of the libraries below it, to a DockerError."""
+    """Convert an exception of the client, or of the libraries that the client uses, to a
+    DockerError.
+    """
     if isinstance(error, DockerError):
         return error
     number = next(
@@ -511,15 +530,15 @@ KNOWN_CAUSES = frozenset(
     {os.strerror(number).lower() for number in errno.errorcode}
     | {"context canceled", "context deadline exceeded", "signal: killed", "unexpected eof"}
 )
-"""Causes in Docker's explanations that callers may read, because they reveal nothing about the
-host: the texts of system call errors, and of some errors in Go's libraries.
+"""Causes in Docker's explanations of failures that callers may read, because they reveal nothing
+about the host. They are the texts of system call errors, and of some errors in Go's libraries.
 """
 
 
 def _known_cause(words: str) -> str | None:
     """Return the last of the `KNOWN_CAUSES` in Docker's explanation of a failure, or None if it
-    contains none of them. An explanation begins with the outermost failure, so the last cause is
-    the innermost.
+    contains none. An explanation begins with the outermost failure, so the last cause is the
+    innermost.
     """
     words = words.lower()
     found = [(words.rfind(cause) + len(cause), cause) for cause in KNOWN_CAUSES if cause in words]
@@ -534,26 +553,27 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
 
 
 LIMITS = {"MemoryLimit": "memory", "CpuCfsQuota": "cpu", "PidsLimit": "pids"}
-"""Field of Docker's system information → the cgroup controller that the limit needs."""
+"""Field of Docker's system information → the cgroup controller that enforces the limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class Unfit:
-    """Why a host cannot run containers with all limits, and the remedy. Both are texts for
-    callers.
+    """Why a host cannot run containers with all limits, and what must be done about it. Both are
+    texts for callers.
     """
 
     message: str
     remedy: str
     heals: bool = False
-    """Whether the problem may disappear without the operator's help, so that calls may be repeated.
+    """Whether the problem may disappear without the operator's help, so that a call may be
+    repeated.
     """
 
 
 @dataclass(frozen=True, slots=True)
 class HostCheck:
     """The result of checking one requirement on the host. `found` describes what the host has.
-    `unfit` is the fault, or None if the host meets the requirement.
+    `unfit` is the fault. It is None if the host meets the requirement.
     """
 
     name: str
@@ -564,8 +584,9 @@ class HostCheck:
 def host_checks(
     info: JsonObject, *, runtime: str | None, has_swap: bool | None
 ) -> tuple[HostCheck, ...]:
-    """Check all requirements on Docker's host, and return one result for each. `has_swap` is True
-    if the host has swap space, and None if this is unknown.
+    """Check all requirements on Docker's host, and return one result for each. `info` is Docker's
+    system information, and `runtime` the configured OCI runtime. `has_swap` says whether the host
+    has swap space; None means that this is unknown.
 
     *Source*: Docker Engine API 1.41, SystemInfo.
     """
@@ -580,16 +601,16 @@ def host_checks(
 
 
 def why_unfit(info: JsonObject, *, runtime: str | None, has_swap: bool | None) -> Unfit | None:
-    """Return the first fault that `host_checks` finds, or None if Docker's host meets all
-    requirements.
+    """Return the first fault that `host_checks` finds with these arguments, or None if Docker's
+    host meets all requirements.
     """
     checks = host_checks(info, runtime=runtime, has_swap=has_swap)
     return next((check.unfit for check in checks if check.unfit is not None), None)
 
 
 def may_swap(*, is_local: bool) -> bool | None:
-    """Return whether Docker's host has swap space, or None if this is unknown. It is unknown for a
-    remote host.
+    """Return whether Docker's host has swap space, or None if this is unknown. It is unknown if the
+    host is not this machine, which `is_local` says.
     """
     try:
         swaps = Path("/proc/swaps").read_text(encoding="ascii") if is_local else None

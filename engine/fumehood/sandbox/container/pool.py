@@ -2,15 +2,15 @@
 next.
 
 Host side, between the wall and `container`. Runs only in the event loop, so each change of
-`PoolState` is atomic. Invariants: a container serves one trust domain for its whole life. It is
-reset between that domain's calls, and is never passed to another domain. It is destroyed if a run
-in it did not end, if it is not clean, or if it has reached its limit of uses or age. There are
-never more than `pool_max` containers, including those that are being created or removed. A
-container taken for a session leaves the pool.
+`PoolState` is atomic. Invariants: a container serves one trust domain for its whole life; it is
+reset between the calls of this domain, and is never passed to another one; it is destroyed if a run
+in it did not end, if it is not clean, or if it has reached its limit of uses or age; there are
+never more than `pool_max` containers, including those that are being created or removed; a
+container that is taken for a session leaves the pool.
 
-The queue is bounded in total, for each principal, and for each trust domain. Turns alternate
-between principals, then between the domains of one principal. Within a domain, requests are served
-in order. Therefore a principal gains nothing by opening many sessions.
+The queue of waiting calls is bounded in total, for each principal, and for each trust domain. Turns
+alternate between principals, then between the domains of one principal. Within a domain, requests
+are served in order. Therefore a principal gains nothing by opening many sessions.
 """
 
 from __future__ import annotations
@@ -38,48 +38,48 @@ from fumehood.sandbox.settings import ContainerSettings
 from fumehood.sandbox.wall import MAX_WAITING, OnEvent, try_later
 
 TURN_S = 1.0
-"""Seconds for which a trust domain may keep a container that other domains need, if its own calls
-wait for one. This is twice the time to create a container.
+"""Seconds for which a trust domain may keep a container that other domains need while calls of the
+first domain wait for one. This is twice the time to create a container.
 """
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Kind:
-    """The properties of the container that a call needs: image, memory and processors."""
+    """The properties of a container that a call can choose: image, memory and processors."""
 
     image: str
     memory_mb: int
     cpus: float = 0.0
-    """Number of processors for programs; 0 means the configured number."""
+    """Number of processors for programs. 0 means the configured number."""
 
 
 class EntryFactory(Protocol):
     """Creates and removes the containers of a pool."""
 
     async def make(self, kind: Kind) -> Container:
-        """Create a container and return it. If the creation fails, EngineError is raised and no
-        container is left.
+        """Create a container of this kind and return it. If this fails, EngineError is raised, and
+        no container is left.
         """
         ...
 
     async def remove(self, name: str) -> None:
-        """Remove the container with this name. Return only when the container is removed, however
-        many attempts that takes.
+        """Remove the container with this name. Return only when it is removed, however many
+        attempts that takes.
         """
         ...
 
 
 class State(Enum):
-    """The state of an entry's container."""
+    """The state of a container in the pool."""
 
     WARM = auto()
-    """The container has run nothing and belongs to no domain."""
+    """The container has run nothing and belongs to no trust domain."""
     BUSY = auto()
     """A lease uses the container."""
     RESETTING = auto()
     """The container is being cleaned after a run."""
     IDLE = auto()
-    """The container is clean and waits for the next call of its domain."""
+    """The container is clean and waits for the next call of its trust domain."""
 
 
 UNUSED = (State.WARM, State.IDLE)
@@ -88,7 +88,9 @@ UNUSED = (State.WARM, State.IDLE)
 
 @dataclass(eq=False, slots=True)
 class PoolEntry:
-    """One container of the pool, with its state and its history."""
+    """One container of the pool, with its state and its history. It receives the container's
+    events.
+    """
 
     container: Container
     kind: Kind
@@ -99,7 +101,7 @@ class PoolEntry:
     uses: int = 0
     last_used: float = 0.0
     given_at: float = 0.0
-    """When `domain` received the container, by the monotonic clock."""
+    """When the trust domain `domain` received the container, by the monotonic clock."""
 
     def on_clean(self) -> None:
         """Notify the pool that the container is clean after a run."""
@@ -115,8 +117,9 @@ class PoolEntry:
         """Return a clause that says why the container must not be used again, or None if it may be
         used.
 
-        `once` is True if the container was requested for a single call and has served it. If
-        `is_spared` is True, the time for which the container was idle does not count.
+        `once` says whether the container was requested for a single call and has served it. If
+        `is_spared` is True, it does not matter how long the container was idle. `now` is the time
+        by the monotonic clock.
         """
         container = self.container
         reasons = {
@@ -140,9 +143,9 @@ class PoolRequest:
     domain: TrustDomain
     kind: Kind
     fresh: bool
-    """Whether the container must have run nothing before."""
+    """Whether nothing may have run in the container before."""
     granted: asyncio.Future[PoolEntry] = field(repr=False)
-    """The container, once it is granted, or the error that refuses the call."""
+    """The container, once one is granted to the call, or the error that refuses the call."""
     is_being_made: bool = False
     """Whether a container is being created for this request."""
 
@@ -161,7 +164,7 @@ W = TypeVar("W", bound=Waiting)
 
 class FairQueue(Generic[W]):
     """The waiting requests of all principals. Principals take turns, and so do the trust domains of
-    one principal.
+    one principal. Within a trust domain, requests keep their order.
     """
 
     def __init__(self) -> None:
@@ -176,11 +179,11 @@ class FairQueue(Generic[W]):
         return iter([one for domains in everybody for mine in domains.values() for one in mine])
 
     def join(self, request: W) -> bool:
-        """Add a request after the other requests of its trust domain. Return False, and do not add
-        it, if too many requests are already waiting.
+        """Add a request after the other requests of its trust domain, and return True. If too many
+        requests are already waiting, do not add it, and return False.
 
-        A principal may have at most as many requests in the queue as there are free places. So a
-        principal without requests always finds a place, however often others repeat their calls.
+        A principal may have at most as many requests in the queue as there are free places left. So
+        a principal without requests always finds a place, however often others repeat their calls.
         """
         principal_id = request.domain.principal_id
         domains = self._principals.get(principal_id, OrderedDict())
@@ -195,7 +198,7 @@ class FairQueue(Generic[W]):
         return True
 
     def leave(self, request: W) -> bool:
-        """Remove a request from the queue. Return False if the request is not in the queue."""
+        """Remove a request from the queue. Return False if it is not in the queue."""
         principal_id = request.domain.principal_id
         domains = self._principals.get(principal_id, OrderedDict())
         mine = domains.get(request.domain, [])
@@ -210,8 +213,8 @@ class FairQueue(Generic[W]):
         return True
 
     def pass_on(self, request: W) -> None:
-        """End the turn of a request's principal and trust domain: both go to the end of the turn
-        order.
+        """End the turn of the principal and of the trust domain of a request. Both go to the end of
+        the order.
         """
         principal_id = request.domain.principal_id
         if principal_id in self._principals:
@@ -220,8 +223,8 @@ class FairQueue(Generic[W]):
                 self._principals[principal_id].move_to_end(request.domain)
 
     def in_turn(self) -> Iterator[list[W]]:
-        """Yield, in turn order, the list of each trust domain's requests. The queue may change
-        during the iteration.
+        """Yield the list of requests of each trust domain, in the order in which the domains have
+        their turns. The queue may change during the iteration.
         """
         columns = [list(domains.values()) for domains in self._principals.values()]
         for row in zip_longest(*columns, fillvalue=()):
@@ -242,7 +245,9 @@ class PoolState:
         self.leaving: dict[str, asyncio.Event] = {}
         self.making = 0
         self.warming = 0
-        """Number of containers in `making` that are not for a waiting call."""
+        """Number of containers in `making` that are created to be kept warm, and not for a waiting
+        call.
+        """
 
     @property
     def total(self) -> int:
@@ -251,13 +256,11 @@ class PoolState:
 
     @property
     def has_unused(self) -> bool:
-        """Whether any container is warm or idle."""
+        """Whether there is a warm or idle container."""
         return any(entry.state in UNUSED for entry in self.entries.values())
 
     def coming(self) -> Counter[tuple[TrustDomain | None, Kind]]:
-        """Return how many containers are being reset, by the trust domain and the kind of the
-        container.
-        """
+        """Trust domain and kind → number of containers that are being reset."""
         return Counter(
             (entry.domain, entry.kind)
             for entry in self.entries.values()
@@ -265,8 +268,8 @@ class PoolState:
         )
 
     def shares(self, requests: Iterable[PoolRequest]) -> Counter[str]:
-        """Return, for each principal, the number of containers that its calls use or that are being
-        created for its calls.
+        """Principal → number of containers that its calls use, or that are being created for its
+        calls. `requests` are the waiting requests.
         """
         busy = [entry.domain for entry in self.entries.values() if entry.state is State.BUSY]
         shares = Counter(domain.principal_id for domain in busy if domain is not None)
@@ -274,9 +277,10 @@ class PoolState:
         return shares
 
     def find(self, request: PoolRequest, state: State) -> PoolEntry | None:
-        """Return a container in this state that may serve the request, or None if there is none.
+        """Return a container in the state `state` that may serve the request, or None if there is
+        none.
 
-        If there are several, return the most recently used container. The others then stay idle and
+        If there are several, return the one that was used last. The others then stay idle and
         expire.
         """
         domain = None if state is State.WARM else request.domain
@@ -290,13 +294,13 @@ class PoolState:
         return max(fitting, key=lambda entry: entry.last_used, default=None)
 
     def dispensable(self, requests: Iterable[PoolRequest], now: float) -> PoolEntry | None:
-        """Return the container to destroy when a new container needs its place, or None if no
-        container may be destroyed.
+        """Return the container to destroy if a new container needs its place. Return None if no
+        container may be destroyed. `requests` are the waiting requests.
 
         The result is the least recently used container that no call uses. A warm container is
-        chosen only if there is no idle one. If a trust domain itself waits for a container of this
-        kind, it keeps its container for `TURN_S` seconds. Otherwise each call of each domain might
-        need a new container, and all calls would wait longer.
+        chosen only if there is no idle one. If the trust domain of an idle container itself waits
+        for a container of this kind, it keeps its container for `TURN_S` seconds. Otherwise each
+        call of each domain might need a new container, and all calls would wait longer.
         """
         wanted = {(request.domain, request.kind) for request in requests if not request.fresh}
         idle = (
@@ -310,7 +314,7 @@ class PoolState:
         )
 
     def counts(self) -> JsonObject:
-        """Return the number of containers in each state."""
+        """State → number of containers."""
         states = Counter(entry.state for entry in self.entries.values())
         return {
             **{state.name.lower(): states[state] for state in State},
@@ -340,8 +344,8 @@ class Pool:
         self._settings = settings
         self._warm_kind = Kind(warm_image, settings.warm_memory_mb)
         self._most_of_one = math.ceil(settings.pool_max * part_of_one)
-        """Maximum number of containers for one principal, so that its calls cannot occupy the whole
-        pool.
+        """Maximum number of containers for one principal. It ensures that the calls of one
+        principal cannot occupy the whole pool.
         """
         self._start_soon = start_soon
         self._on_event = on_event
@@ -351,15 +355,15 @@ class Pool:
         self._is_dispatching = False
         self._has_changed = False
         self._refusal: EngineError | None = None
-        """The error for all calls, once the pool is closed."""
+        """The error for all calls after the pool was closed. None while it is open."""
         self.dirty = 0
-        """Number of containers since the start that could not be cleaned."""
+        """Number of containers since the start that could not be cleaned after a run."""
 
     # -- for the wall ---------------------------------------------------------------
 
     async def take(self, domain: TrustDomain, kind: Kind, *, fresh: bool) -> PoolEntry:
-        """Wait a bounded time for a container, and return it. The container has run only calls of
-        this trust domain. If `fresh` is True, it has run nothing.
+        """Wait a bounded time for a container of this kind, and return it. Only calls of this trust
+        domain have run in it. If `fresh` is True, nothing has run in it.
 
         Raises:
             SandboxUnavailable: no container became free in time, too many calls are waiting, or
@@ -383,10 +387,11 @@ class Pool:
             raise
 
     def give_back(self, entry: PoolEntry, *, ran: bool, fresh: bool) -> None:
-        """Give back a container after its lease. `ran` is True if a program ran in it.
+        """Give back a container after its lease. `ran` says whether a program ran in it, and
+        `fresh` whether it was requested with `fresh`.
 
-        The container is destroyed if a program ran in it and it was requested as `fresh`, if a run
-        in it did not end, or if the container has reached a limit.
+        The container is destroyed if a program ran in it and it was requested with `fresh`, if a
+        run in it did not end, or if it has reached a limit.
         """
         if entry.container.name not in self._state.entries:
             return
@@ -403,8 +408,8 @@ class Pool:
         self._dispatch()
 
     def let_go(self, entry: PoolEntry, listener: ChannelListener) -> bool:
-        """Remove a leased container, in which nothing has run, from the pool. Return False if the
-        container has ended in the meantime.
+        """Remove a leased container, in which nothing has run, from the pool, and return True.
+        Return False if the container has ended in the meantime.
 
         From then on, `listener` receives the container's events, and must end and remove the
         container.
@@ -417,13 +422,13 @@ class Pool:
         return True
 
     def refuse_waiting(self, refusal: EngineError) -> None:
-        """Make all waiting calls fail with this error."""
+        """Make all waiting calls fail with the error `refusal`."""
         for request in self._queue:
             self._refuse(request, refusal)
 
     def close(self, refusal: EngineError, why: str) -> None:
-        """Refuse all waiting and all future calls with this error. Destroy all containers, and log
-        `why`.
+        """Refuse all waiting and all future calls with the error `refusal`. Destroy all containers,
+        and log `why` as the reason.
         """
         self._refusal = refusal
         self.refuse_waiting(refusal)
@@ -432,7 +437,7 @@ class Pool:
 
     def tidy(self, *, least_warm: int = 0) -> None:
         """Destroy containers that are too old or were idle too long, and create missing warm
-        containers. Called periodically.
+        containers. The wall calls this periodically.
 
         If fewer than `least_warm` warm containers are ready, one more is created, even if the
         settings require none.
@@ -452,9 +457,9 @@ class Pool:
         self._keep_warm(least_warm)
 
     def retire(self, is_outdated: Callable[[Container], bool]) -> None:
-        """Destroy all containers for which `is_outdated` returns True and that no call uses.
+        """Destroy all containers that no call uses and for which `is_outdated` returns True.
 
-        Containers that a call uses stay until the next call of this method.
+        Containers that a call uses stay at least until the next call of this method.
         """
         for entry in list(self._state.entries.values()):
             if entry.state in UNUSED and is_outdated(entry.container):
@@ -462,7 +467,7 @@ class Pool:
         self._dispatch()
 
     def warm(self) -> Counter[Kind]:
-        """Return the number of containers that have run nothing, by the kind of the container."""
+        """Kind → number of containers in which nothing has run."""
         entries = self._state.entries.values()
         return Counter(entry.kind for entry in entries if entry.state is State.WARM)
 
@@ -472,15 +477,15 @@ class Pool:
         return [*self._state.entries, *self._state.leaving]
 
     def counts(self) -> JsonObject:
-        """Return, for the operator, the numbers of containers in each state, of waiting calls, and
-        of containers that could not be cleaned.
+        """Return figures for the operator: the numbers of containers in each state, of waiting
+        calls, and of containers that could not be cleaned.
         """
         return {**self._state.counts(), "waiting": len(self._queue), "dirty": self.dirty}
 
     # -- events of containers -------------------------------------------------------
 
     def on_clean(self, entry: PoolEntry) -> None:
-        """A container is clean after a run. Mark the container as idle, and offer it to waiting
+        """Handle that a container is clean after a run: mark it as idle, and offer it to waiting
         calls.
         """
         if entry.state is State.RESETTING:
@@ -488,8 +493,8 @@ class Pool:
             self._dispatch()
 
     def on_end(self, entry: PoolEntry, why: str) -> None:
-        """A container has ended for any reason. Take it out of the pool, and start removing it in
-        the background.
+        """Handle that a container has ended for any reason: take it out of the pool, and start
+        removing it in the background.
         """
         if self._state.entries.pop(entry.container.name, None) is None:
             return
@@ -504,11 +509,11 @@ class Pool:
     # -- inside -----------------------------------------------------------------
 
     def _dispatch(self) -> None:
-        """Grant free containers to waiting calls in turn, start creating missing containers, and
-        keep some warm.
+        """Grant free containers to waiting calls in turn, start creating containers for calls that
+        need one, and keep some containers warm.
 
-        A change made here may call this method again. The inner call then only records that there
-        is more to do, and the outer call does it.
+        A change that this method makes may call it again. The inner call then only records that
+        there is more to do, and the outer call does it.
         """
         self._has_changed = True
         if self._is_dispatching:
@@ -526,8 +531,8 @@ class Pool:
             self._is_dispatching = False
 
     def _serve_queue(self) -> None:
-        """For each waiting trust domain, grant a free container to one call, or start creating a
-        container for it.
+        """For each trust domain with waiting calls, grant a free container to one call, or start
+        creating a container for it.
         """
         coming = self._state.coming()
         shares = self._state.shares(self._queue)
@@ -572,10 +577,10 @@ class Pool:
         request.granted.set_result(entry)
 
     def _start_making(self, request: PoolRequest) -> bool:
-        """Start creating a container for a request. If the pool is full, first destroy a container
-        that no call uses.
+        """Start creating a container for a request, and return True. If the pool is full, first
+        destroy a container that no call uses.
 
-        Return False, and create nothing, if the pool is full and no container may be destroyed.
+        If the pool is full and no container may be destroyed, create nothing, and return False.
         """
         instead_of = None
         if self._state.total >= self._settings.pool_max:
@@ -649,7 +654,7 @@ class Pool:
             self.on_end(entry, why)
 
     def _forget(self, request: PoolRequest) -> None:
-        """Remove a call that no longer waits. If a container was granted to the call at the same
+        """Remove a call that waits no longer. If a container was granted to the call at the same
         moment, give the container back.
         """
         self._queue.leave(request)
@@ -674,7 +679,7 @@ class Pool:
 
 
 def _another(error: EngineError) -> EngineError:
-    """Return a copy of an error. If the same object were raised twice, the tracebacks would be
-    mixed.
+    """Return a copy of an error. Each waiting call needs its own, because the tracebacks would be
+    mixed if the same object were raised twice.
     """
     return copy.copy(error)

@@ -1,12 +1,12 @@
 """The specification of a container: every Docker setting that protects the host, in one place.
 
-Host side, pure. This module builds the complete body of the request that creates a container. So
-neither the defaults of a library nor the Docker client's configuration can change it. Invariant: a
-call or a tool chooses only the image and the memory class; all other values are fixed, derived or
-set by the operator.
+Host side, pure functions and values. This module builds the complete body of the request that
+creates a container. So neither the defaults of a library nor the configuration of the Docker client
+can change it. Invariant: a call or a tool chooses only the image and the memory class; all other
+values are fixed, derived or set by the operator.
 
-Docker's own defaults are used on purpose: its seccomp profile (so there is no `seccomp=` option),
-its read-only paths below /proc and /sys, and its AppArmor profile if the host has one.
+Some of Docker's own defaults are used on purpose: its seccomp profile (so there is no `seccomp=`
+option), its read-only paths below /proc and /sys, and its AppArmor profile if the host has one.
 """
 
 from __future__ import annotations
@@ -28,25 +28,31 @@ from fumehood.sandbox.settings import GUEST_MB
 GUEST_COMMAND = ("/usr/bin/python3", "-I", "-S", "-B", "-X", "utf8", "/opt/fumehood/fumehood/guest")
 GUEST_IMPORT_PATHS = ("/opt/fumehood",)
 CAPABILITIES = ("KILL", "SETGID", "SETPCAP", "SETUID")
-"""Capabilities of the guest, to change a child's user and to kill it. A child keeps none. The guest
-uses SETPCAP only at its start, to empty the bounding set, and then drops it.
+"""Capabilities of the guest, which it needs to change the user of a child and to kill it. A child
+keeps none. The guest uses SETPCAP only at its start, to empty the bounding set, and then drops it.
 """
 
 GUEST_PROCESSES = 12
-"""Number of processes that the guest needs: the supervisor, the zygotes, and ready children."""
+"""Number of processes that the guest itself needs: the supervisor, the zygotes, and ready
+children.
+"""
 
 SPARES = 2
-"""Number of ready children of the zygote without preloaded modules: one for the next call, and one
-for a call that arrives while a new child is being created."""
+"""Number of ready children of the zygote without preloaded modules. One is for the next call, and
+one for a call that arrives while a new child is being created.
+"""
 
 GVISOR_MEMORY_MB = 128
 GVISOR_PROCESSES = 1024
-"""MB of memory and number of processes that gVisor's kernel needs. They count against the
-container's limits."""
+"""Memory in MB and number of processes that gVisor's own kernel needs. They count against the
+container's limits.
+"""
 
 WORKSPACE = "/workspace"
 PROGRAM_USER = "10001:10001"
-"""User and group of a program that the operator configured, which runs without a guest."""
+"""User id and group id of a program that the operator configured. Such a program runs without a
+guest.
+"""
 
 MASKED_PATHS = (
     "/proc/acpi", "/proc/asound", "/proc/interrupts", "/proc/kcore", "/proc/keys",
@@ -54,14 +60,14 @@ MASKED_PATHS = (
     "/proc/timer_stats", "/sys/devices/virtual/powercap", "/sys/firmware",
     "/proc/pressure",
 )  # fmt: skip
-"""Paths that programs find empty. They are Docker's own list, which a list in the request replaces
-(*Source*: Moby 28, oci/defaults.go), and `/proc/pressure`, the host's load, which any process could
-otherwise read and make the kernel monitor.
+"""Paths that programs find empty. They are Docker's own list, because a list in the request
+replaces it (*Source*: Moby 28, oci/defaults.go), and `/proc/pressure`. The latter shows the load of
+the host, which otherwise any process could read and make the operating system monitor.
 """
 
 INODES_PER_MB = 32
-"""Number of files allowed for each MB of a file system. An empty file takes about a kilobyte of
-memory that the size limit does not count.
+"""Number of files that are allowed for each MB of a file system. An empty file takes about a
+kilobyte of memory that the size limit does not count.
 """
 
 LABEL_ENGINE = "fumehood.engine"
@@ -72,36 +78,43 @@ LABEL_PID = "fumehood.pid"
 
 
 GUEST_OPEN_FILES = 1024
-"""Maximum number of open files of the guest, which holds the connections of a program with network.
-The guest lowers the limit of each child to `CONTAINER_OPEN_FILES`."""
+"""Maximum number of open files of the guest. It needs them for the connections of a program with
+network. The guest lowers the limit of each child to `CONTAINER_OPEN_FILES`.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class ContainerSpec:
-    """The settings in which containers differ from each other."""
+    """The settings in which one container differs from another."""
 
     name: str
     image_id: str
-    """The image's id, `sha256:…`: a name could be reassigned to another image."""
+    """The image's id, `sha256:…`. A name is not used, because it could be given to another
+    image.
+    """
     image_name: str
     engine_id: str
     owner_id: str
     memory_mb: int
-    """The memory class, in MB, which is the limit of a program."""
+    """The memory class, in MB. This is the memory limit of a program."""
     cpus: float
-    """Maximum number of CPUs for programs and guest together."""
+    """Maximum number of processors for programs and guest together."""
     lifetime_s: float
     """Seconds after which the guest ends itself, even if the engine is gone."""
     deadline: int
-    """When `lifetime_s` ends, in seconds since 1970, for other engines that find the container."""
+    """The time when `lifetime_s` is over, in seconds since 1970. Other engines that find the
+    container use it.
+    """
     guest_mb: int = GUEST_MB
-    """MB of memory for this image's guest, with its preloaded modules."""
+    """Memory for the guest, in MB. It depends on the modules that the image preloads."""
     disk: tuple[str, int] | None = None
-    """The volume of the working directory and its size in MB, or None if it is in memory."""
+    """The volume of the working directory and its size in MB. None if the working directory is in
+    memory.
+    """
     runtime: str | None = None
-    """The OCI runtime, or None for the Docker daemon's default."""
+    """Name of the OCI runtime. None means the default of the Docker daemon."""
     engine_pid: int | None = None
-    """Process id of the engine, for information only."""
+    """Process id of the engine. It is noted on the container for information only."""
 
     @property
     def memory_bytes(self) -> int:
@@ -115,7 +128,9 @@ class ContainerSpec:
 
     @property
     def is_gvisor(self) -> bool:
-        """Whether the runtime is gVisor, judging by its registered name: `runsc` or `runsc-…`."""
+        """Whether the runtime is gVisor. This is recognized by the runtime's registered name,
+        `runsc` or `runsc-…`.
+        """
         return self.runtime is not None and self.runtime.split("-")[0] == "runsc"
 
     @property
@@ -156,10 +171,10 @@ def program_body(
     spec: ContainerSpec, command: tuple[str, ...], env: Mapping[str, str], *, has_network: bool
 ) -> JsonObject:
     """Return the body of the request `POST /containers/create` for a program that the operator
-    configured.
+    configured. `command` and `env` are its command and its environment variables.
 
     The program runs as an unprivileged user without capabilities, and without a guest. If
-    `has_network` is True, the container starts a front, which starts the program.
+    `has_network` is True, the container first starts a front, which then starts the program.
     """
     if has_network:
         config = {"wall": "front", "import_paths": list(GUEST_IMPORT_PATHS), "command": command}
@@ -192,8 +207,9 @@ def guest_config(spec: ContainerSpec) -> JsonObject:
 
 
 def relay_command(epoch: int, command: tuple[str, ...] = GUEST_COMMAND) -> tuple[str, ...]:
-    """Return a command that connects its own standard streams to the guest of the container in
-    which it runs. The guest then treats these streams as those of a new host with this epoch.
+    """Return a command that must run in a container, and that connects its own standard streams to
+    the guest of this container. The guest then treats these streams as those of a new host with
+    this epoch. `command` is the command that starts a guest.
     """
     config = {"wall": "relay", "import_paths": list(GUEST_IMPORT_PATHS), "epoch": epoch}
     return (*command, json.dumps(config, sort_keys=True))

@@ -1,17 +1,21 @@
 """The supply of containers: finds images, creates containers, and removes lost containers.
 
-Host side, between the wall and Docker. A "look" queries Docker for its state and its images. A call
-whose image is not known to exist starts a look; calls that arrive meanwhile share the result.
-Invariants: a missing image affects only the calls that need it, and is never replaced by another. A
-container's name counts as in use before its creation is requested, and a container that does not
-become ready is removed.
+Host side, between the wall and Docker. A "look" is a query of Docker's state and images. If it is
+not known whether the image of a call exists, the call starts a look, and calls that arrive
+meanwhile share the result. Invariants: a missing image affects only the calls that need it, and is
+never replaced by another; a container's name counts as in use before the container is requested
+from Docker; a container that does not become ready is removed.
 
 A sweep removes containers that a crash between two steps left behind: those that have this engine's
 labels, but a name that is not in use. For each container, the first of these rules that applies
-decides. A container without our labels is left alone. A container with this engine's or this
-owner's label is removed if its name is not in use. (A state directory has one engine at a time, so
-an earlier engine's container is in use only if it belongs to a session that is to be taken over.) A
-container with another owner's label is removed only if it is stopped and long past its deadline.
+decides:
+
+1. A container without labels of this software is left alone.
+2. A container with the label of this engine or of its owner is removed if its name is not in use.
+(An owner is a state directory. It has one engine at a time, so a container of an earlier engine is
+in use only if it belongs to a session that is to be taken over.)
+3. A container with the label of another owner is removed only if it is stopped and long past its
+deadline.
 """
 
 from __future__ import annotations
@@ -84,45 +88,48 @@ LEAST_BETWEEN_LOOKS_S = 1.0
 """Minimum seconds between the starts of two looks at Docker, however many calls request a look."""
 
 REMEMBERED_S = 2.0
-"""Seconds without a look at Docker, after a look that reached its deadline."""
+"""Seconds for which no look at Docker begins after a look that reached its deadline."""
 
 GUEST_GRACE_S = 60.0
-"""Seconds for which a guest lives beyond the last moment at which it could be in use."""
+"""Seconds for which a guest lives on after the last moment at which it could be in use."""
 
 GUEST_CPUS = 0.5
-"""CPUs that are added to the program's CPUs for the guest, which creates the next child while the
-program runs.
+"""Number of processors for the guest, in addition to those for programs. The guest creates the next
+child while a program runs.
 """
 
 MAX_TAKEOVERS = 8
-"""Maximum number of concurrent takeovers, so that each guest is ready in time."""
+"""Maximum number of concurrent takeovers. It ensures that each guest is ready in time."""
 
 
 PAST_DEADLINE_S = 60
-"""Seconds for which another owner's stopped container is left alone after its deadline."""
+"""Seconds for which the stopped container of another owner is left alone after its deadline."""
 
 RETRY_PAUSE_S = (0.1, 0.5, 2.0, 5.0, 15.0)
-"""Seconds before each further attempt to remove a container; the last value repeats."""
+"""Seconds before each further attempt to remove a container. The last value repeats."""
 
 STOP_DEADLINE_S = 8.0
-"""Maximum seconds to remove all containers when the engine stops. The guests in remaining
-containers end by themselves, and the next engine removes these containers."""
+"""Maximum seconds for removing all containers when the engine stops. The guests in containers that
+are left end by themselves, and the next engine removes these containers.
+"""
 
 RUNNING_STATES = frozenset({"running", "paused", "restarting"})
 """Docker's states for a container that has not stopped."""
 
 
 Trouble = DockerError | ContainerFailed | Unfit
-"""A fault with a message and a remedy for callers. `heals` is whether it can end by itself."""
+"""A fault because of which there are no containers. It has a message and a remedy for callers.
+`heals` says whether it can end by itself.
+"""
 
 
 FindImage = Callable[[Docker, str], "Awaitable[Image]"]
-"""Returns the image with a name. Raises DockerError or ImageMissing."""
+"""Returns the image with a given name. Raises DockerError or ImageMissing."""
 
 
 def image_finder(own: Path | None = None) -> FindImage:
     """Return a function that finds an image in Docker by its name. `own` is the folder of the
-    operator's own recipes.
+    recipes that the operator wrote.
     """
 
     async def find_in(docker: Docker, name: str) -> Image:
@@ -140,9 +147,9 @@ def image_finder(own: Path | None = None) -> FindImage:
 class Making:
     """Settings for the creation of containers.
 
-    `held_s` is the longest time for which a session without a disk keeps a container, and
-    `held_with_disk_s` for a session with a disk. `orphan_s` is how long a session's container waits
-    for the next engine. All times are in seconds.
+    `held_s` is the maximum time for which a session without a disk keeps a container, and
+    `held_with_disk_s` that for a session with a disk. `orphan_s` is how long a session's container
+    waits for the next engine. All times are in seconds.
     """
 
     command: tuple[str, ...] = GUEST_COMMAND
@@ -191,40 +198,47 @@ class ContainerSupply:
         self._turn = anyio.Lock()
         self._takeovers = anyio.CapacityLimiter(MAX_TAKEOVERS)
         self.made = 0
-        """Number of containers that were requested so far."""
+        """Number of containers that were requested from Docker so far."""
         self.host = HostSize(0, 0)
-        """The size of Docker's host; zeros if the size is not known."""
+        """The size of Docker's host. Both values are zero if the size is not known."""
         self._unfit: Trouble | None = None
         self._reported: list[str] | None = None
-        """The last logged result of a look at Docker: the fault, or the missing images."""
+        """The result of a look at Docker that was logged last: the fault, or the names of missing
+        images.
+        """
         self._silent_until = -math.inf
-        """No look at Docker begins before this time, by the monotonic clock."""
+        """Time, by the monotonic clock, before which no look at Docker begins."""
         self.looked_at = -math.inf
-        """When the last finished look at Docker began, by the monotonic clock."""
+        """Time, by the monotonic clock, at which the last finished look at Docker began."""
         self.images: dict[str, Image] = {}
         self.missing: dict[str, ImageMissing] = {}
-        """The configured images that are missing, in the order of the configuration."""
+        """Name of each configured image that is missing → the error. In the order of the
+        configuration.
+        """
         self.seen: frozenset[Limit] = frozenset()
-        """The limits that the last container enforced, even if a required one was missing."""
+        """The limits that the last container enforced, even if a required one was not among
+        them.
+        """
         self.lacking: LimitsNotEnforced | None = None
-        """The error if the last container lacked a required limit, otherwise None."""
+        """The error, if the last container did not enforce a required limit, otherwise None."""
         self.unsettled: set[str] = set()
         """Names of containers that are being created, that are being removed after a failed start,
-        or that run a program of the operator."""
+        or that run a program of the operator.
+        """
 
     # -- the state ------------------------------------------------------------------
 
     @property
     def down(self) -> Trouble | None:
-        """The reason why Docker cannot be used, or None if it can be used. The last request and the
-        last look determine it.
+        """The reason why Docker cannot be used, or None if it can be used. It results from the last
+        request and the last look.
         """
         return self._docker.failure or self._unfit
 
     @property
     def trouble(self) -> Trouble | None:
         """The reason why calls get no container, or None if they get one. Either Docker cannot be
-        used, or the last container lacked a required limit.
+        used, or the last container did not enforce a required limit.
         """
         return self.down or self.lacking
 
@@ -235,7 +249,7 @@ class ContainerSupply:
         return self.down is None and any(name in self.images for name in names)
 
     def name_for(self, language: str) -> str:
-        """Return the name of the image that is configured for a language. The image itself may be
+        """Return the name of the image that is configured for a language, even if the image is
         missing.
 
         Raises:
@@ -250,9 +264,9 @@ class ContainerSupply:
         return name
 
     def check(self, name: str, language: str | None) -> None:
-        """Check that an image exists and supports a language, without a request to Docker. An image
-        that is not known yet passes the check. If `language` is None, only the existence is
-        checked.
+        """Check that the image `name` exists and supports a language, without a request to Docker.
+        If nothing is known about the image yet, it passes the check. If `language` is None, only
+        the existence is checked.
 
         Raises:
             ImageMissing: the image was missing at the last look.
@@ -271,8 +285,8 @@ class ContainerSupply:
     # -- looking --------------------------------------------------------------------
 
     async def find(self, name: str) -> Image:
-        """Return the image with this name. If the image is not known yet, query Docker. If it is an
-        image with additions that does not exist, make it.
+        """Return the image with this name. If it is not known yet, query Docker. If the name is
+        that of an image with additions that does not exist, make this image.
 
         Raises:
             ImageMissing: the image does not exist.
@@ -298,10 +312,11 @@ class ContainerSupply:
         return self.images[name]
 
     async def look(self) -> None:
-        """Query Docker for its state, its host and the images, and keep the results in this object.
+        """Query Docker for its state, its host and the images, and store the results in this
+        object.
 
-        Do nothing if another look began after this call and has ended, or if the last look reached
-        its deadline less than `REMEMBERED_S` seconds ago.
+        Do nothing if another look began after this method was called and has ended, or if the last
+        look reached its deadline less than `REMEMBERED_S` seconds ago.
         """
         came = time.monotonic()
         async with self._turn:
@@ -351,8 +366,8 @@ class ContainerSupply:
         return unfit
 
     def _report(self) -> None:
-        """Log whether Docker and the configured images are available. If this has not changed since
-        it was last logged, do nothing.
+        """Log whether Docker and the configured images are available, unless this is the same as
+        what was logged last.
         """
         missing = [error.message for error in self.missing.values()]
         result = [self.down.message] if self.down is not None else missing
@@ -371,12 +386,12 @@ class ContainerSupply:
     # -- making ---------------------------------------------------------------------
 
     async def make(self, kind: Kind, disk: tuple[str, int] | None = None) -> Container:
-        """Create and start a container of this kind. `disk` is the volume of its working directory
-        and the volume's size in MB.
+        """Create and start a container of this kind, and return it. `disk` is the volume of its
+        working directory and the volume's size in MB, or None.
 
         Raises:
-            SandboxUnavailable: the image is missing, or the container could not be started or lacks
-                a required limit.
+            SandboxUnavailable: the image is missing, or the container could not be started or does
+                not enforce a required limit.
         """
         began = time.monotonic()
         spec = self._spec(kind, disk)
@@ -413,7 +428,8 @@ class ContainerSupply:
         self, command: tuple[str, ...], env: Mapping[str, str], image: str, memory_mb: int,
         *, has_network: bool,
     ) -> AttachedProgram:  # fmt: skip
-        """Start a program that the operator configured, in a separate container.
+        """Start a program that the operator configured, in a separate container, and return it. The
+        arguments have the same meaning as in `OpensPrograms.open_program`.
 
         Raises:
             SandboxUnavailable: the image is missing, or Docker cannot be used.
@@ -436,8 +452,9 @@ class ContainerSupply:
         return AttachedProgram(reader, writer, remove)
 
     async def take_over(self, name: str, epoch: int) -> Container | None:
-        """Take over a session's container from an earlier engine, and return it. Return None if the
-        container is gone or cannot be taken over.
+        """Take over a session's container from an earlier engine, and return it. Return None if it
+        is gone or cannot be taken over. `name` is its name in Docker, and `epoch` the epoch of this
+        engine.
 
         Raises:
             SandboxUnavailable: Docker cannot be used now.
@@ -465,7 +482,7 @@ class ContainerSupply:
             raise unavailable(error) from None
 
     async def is_paused(self, name: str) -> bool:
-        """Return whether a container is frozen. A container that is gone is not. Raises
+        """Return whether a container is frozen. If it is gone, return False. Raises
         SandboxUnavailable if Docker cannot be used.
         """
         with for_callers():
@@ -474,7 +491,7 @@ class ContainerSupply:
 
     async def is_dead(self, name: str) -> bool:
         """Return True if a container is gone, has ended, or will end as soon as it is thawed. The
-        last is only detected if Docker is on this host.
+        last case is only detected if Docker is on this host.
 
         Raises:
             DockerError: Docker cannot be queried now.
@@ -504,8 +521,9 @@ class ContainerSupply:
             self.unsettled.discard(name)  # if the removal was cancelled, a sweep may do it
 
     def _spec(self, kind: Kind, disk: tuple[str, int] | None = None) -> ContainerSpec:
-        """Return the specification of a new container of this kind. Raises SandboxUnavailable if
-        the image is not known.
+        """Return the specification of a new container of this kind. `disk` is the volume of its
+        working directory and the volume's size in MB. Raises SandboxUnavailable if the image is not
+        known.
         """
         image, settings, identity = self.images.get(kind.image), self._settings, self._identity
         cpus = kind.cpus or settings.cpus
@@ -535,8 +553,8 @@ class ContainerSupply:
         )
 
     def _failed(self, spec: ContainerSpec, error: Exception) -> Trouble:
-        """Record and log that a container could not be started. Return the error for callers: its
-        message and remedy do not quote Docker.
+        """Record and log that a container could not be started because of `error`. Return the fault
+        for callers. Its message and remedy do not quote Docker.
         """
         if isinstance(error, LimitsNotEnforced):
             self.seen, self.lacking = error.enforced, error
@@ -584,8 +602,8 @@ class ContainerSupply:
             self._on_event("container.reaped", {"name": one.name, "owner": owner})
 
     async def stop(self, spared: frozenset[str] = frozenset(), ended: Iterable[str] = ()) -> None:
-        """Remove all containers of this engine except those named in `spared`. Also remove the
-        containers named in `ended`. All removals together take at most `STOP_DEADLINE_S` seconds.
+        """Remove the containers named in `ended`, and all containers of this engine except those
+        named in `spared`. All removals together take at most `STOP_DEADLINE_S` seconds.
         """
         with anyio.move_on_after(STOP_DEADLINE_S, shield=True):
             try:
@@ -618,8 +636,8 @@ class ContainerSupply:
 
 def is_killed(pid: int) -> bool:
     """Return whether a process of this machine has a pending SIGKILL. Return False if the process
-    does not exist. With version 1 of cgroups, a frozen process receives the signal only when it is
-    thawed.
+    does not exist. With version 1 of cgroups, a killed process that is frozen receives the signal
+    only when it is thawed.
     """
     with suppress(OSError, ValueError):
         lines = Path(f"/proc/{pid}/status").read_text("ascii", "replace").splitlines()
@@ -631,8 +649,8 @@ def is_killed(pid: int) -> bool:
 
 @contextmanager
 def for_callers() -> Iterator[None]:
-    """Convert Docker's errors in the block to errors for callers. If a container is gone, no error
-    is raised, because the container's channel reports that.
+    """Convert Docker's errors that are raised in the block to errors for callers. If a container is
+    gone, raise no error, because the container's channel reports that.
     """
     try:
         yield
@@ -643,7 +661,9 @@ def for_callers() -> Iterator[None]:
 
 
 def unavailable(trouble: Trouble) -> SandboxUnavailable:
-    """Return the error for a call that needs a container, if `trouble` prevents containers."""
+    """Return the error for a call that needs a container. `trouble` is the fault because of which
+    it gets none.
+    """
     return SandboxUnavailable(
         f"Containers are unavailable; nothing ran. {trouble.message} {trouble.remedy}".rstrip(),
         retryable=trouble.heals,

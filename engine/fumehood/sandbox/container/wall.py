@@ -1,11 +1,12 @@
-"""The container wall: programs in hardened Docker containers, which are already warm if possible.
+"""The container wall: runs programs in hardened Docker containers, which are warm (already started)
+if possible.
 
-Host side. Above the wall are the pipeline and the executors; below it are the supply, the pool and
+Host side. The pipeline and the executors use the wall. The wall uses the supply, the pool and
 Docker. An engine without Docker starts as fast as one with Docker, and refuses only tools that need
-a container. Invariants: if an image is missing, only the calls that need it are refused. A
-container of the pool is returned to the pool after its run. A session's container is never returned
-to the pool, because the session's files and processes stay in it; it counts as in use until it is
-removed.
+a container. Invariants: if an image is missing, only the calls that need it are refused; a
+container of the pool is returned to the pool after its run; a session's container is never returned
+to the pool, because the session's files and processes stay in it; a session's container counts as
+in use until it is removed.
 """
 
 from __future__ import annotations
@@ -79,35 +80,40 @@ if TYPE_CHECKING:
     from fumehood.sandbox.images.catalog import Image
 
 MAIN_LANGUAGE = "python"
-"""The language of a lease that does not name an image."""
+"""The language whose image a lease uses if it names no image."""
 
 FIRST_LOOK_DELAY_S = 1.0
-"""Seconds from the start to the wall's first look at Docker, unless a call comes sooner: loading
-Docker's package takes a tenth of a second, which would delay the engine's start."""
+"""Seconds from the start to the wall's first look at Docker, unless a call comes earlier. The look
+is delayed because loading Docker's package takes a tenth of a second, which would delay the
+engine's start.
+"""
 
 LOOK_AGAIN_S = 30.0
-"""Seconds between looks at Docker while Docker works and has a configured image. Each look also
-tidies the pool."""
+"""Seconds between looks at Docker while Docker can be used and has a configured image. Each look
+also tidies the pool.
+"""
 
 RESTART_S = 30.0
-"""Maximum seconds to start a stopped session, or to wait for the run or cleanup that delays a stop.
+"""Maximum seconds to start a stopped session. Also the maximum seconds for which a stop waits for
+the current run and cleanup.
 """
 
 RESTART_PAUSE_S = 0.1
 """Seconds between attempts to use or remove a disk that a container still uses."""
 
 TRANSFER_S = 600.0
-"""Maximum seconds to save or load an image."""
+"""Maximum seconds to save an image to a file, or to load one."""
 
 NEW = ".new"
-"""Suffix of the name of a copy that will replace a disk."""
+"""Suffix of the name of a copy of a disk that will replace the disk."""
 
 STOPPED = "it is stopped"
 DISK_GONE = "the disk is gone"
 
 LOOK_WHILE_AWAY_S = 5.0
-"""Seconds between looks at Docker while Docker does not work or has no configured image, so that an
-idle engine soon notices a change."""
+"""Seconds between looks at Docker while Docker cannot be used or has no configured image. They are
+short, so that an idle engine soon notices a change.
+"""
 
 
 class ContainerWall(HasImages):
@@ -136,17 +142,20 @@ class ContainerWall(HasImages):
         self._docker = docker
         self._orphan_s = making.orphan_s
         self._expected: set[str] = set()
-        """Names of containers of an earlier engine's sessions."""
+        """Names of the containers of an earlier engine's sessions that this engine will take
+        over.
+        """
         self.disks = disks or Disks(None, docker)
         self._additions = additions or Additions(docker)
         self._disks_in_use: set[str] = set()
         self._ending_disks: set[str] = set()
-        """Disks of ended sessions that are not removed yet."""
+        """Names of the disks of ended sessions that are not removed yet."""
         self._copies: Callable[[], Iterable[str]] = tuple
         self.keeps_sessions = eager
-        """Whether the containers of sessions outlive this engine."""
+        """Whether the containers of sessions continue to run when this engine ends."""
         self._is_in_use = eager
-        """Whether Docker is queried regularly: always with `eager`, otherwise since the first call.
+        """Whether Docker is queried regularly. If `eager` is True, this is always so. Otherwise, it
+        is so since the first call.
         """
         self._runtime = settings.runtime
         self._on_event = on_event
@@ -154,7 +163,7 @@ class ContainerWall(HasImages):
         self._group: anyio.abc.TaskGroup | None = None
         self._is_stopping = False
         self._held: dict[str, HeldContainer] = {}
-        """Container name → a session's container, including those that are being removed."""
+        """Name of a session's container → the container, also while it is being removed."""
         self._supply = ContainerSupply(
             docker,
             find_image,
@@ -177,8 +186,9 @@ class ContainerWall(HasImages):
         )
 
     def stand_by(self) -> None:
-        """Make this wall passive: it does not query Docker until its first use, because another
-        wall manages the engine's containers. Must be called before the wall's context is entered.
+        """Make this wall passive, because another wall manages the engine's containers. A passive
+        wall does not query Docker until its first use. Must be called before the wall's context is
+        entered.
         """
         self._is_in_use = False
 
@@ -210,7 +220,7 @@ class ContainerWall(HasImages):
     @property
     def status(self) -> WallStatus:
         """The limits that the last container enforced, and the faults because of which calls get no
-        container.
+        container now.
         """
         supply, required = self._supply, self._supply.required
         trouble, enforced = supply.trouble, required
@@ -230,8 +240,8 @@ class ContainerWall(HasImages):
 
     @property
     def counts(self) -> JsonObject:
-        """The numbers of the pool (`Pool.counts`), and the number of sessions' containers as
-        `held`.
+        """The figures of the pool (`Pool.counts`) and, as `held`, the number of sessions'
+        containers.
         """
         return {**self._pool.counts(), "held": len(self._held)}
 
@@ -242,20 +252,20 @@ class ContainerWall(HasImages):
 
     @property
     def warm(self) -> Mapping[Kind, int]:
-        """The number of warm containers of each kind. A warm container has run nothing, and may be
-        used for any trust domain.
+        """Kind → number of warm containers. Nothing has run in a warm container, so it may be used
+        for any trust domain.
         """
         return self._pool.warm()
 
     def add_lock(self, image: str, lock: str) -> None:
-        """Remember the lock of an image with additions. The image's name contains only the lock's
-        digest.
+        """Remember the lock of the additions to `image`. This is needed because the name of an
+        image with additions contains only the digest of the lock.
         """
         self._additions.add(image.partition(PLUS)[0], lock)
 
     async def save_image(self, image: str, file: IO[bytes]) -> None:
-        """Write an image and its tag to a file, from which another Docker daemon can load the
-        image. Raises SandboxUnavailable if Docker fails.
+        """Write an image and its tag to `file`. Another Docker daemon can load the image from this
+        file. Raises SandboxUnavailable if Docker fails.
         """
 
         def save(client: Any) -> None:
@@ -267,8 +277,8 @@ class ContainerWall(HasImages):
             await self._docker.ask("save an image", save, TRANSFER_S)
 
     async def load_image(self, file: IO[bytes]) -> None:
-        """Load an image from a file that `save_image` wrote. Raises SandboxUnavailable if Docker
-        fails.
+        """Load an image from a file that `save_image` has written. Raises SandboxUnavailable if
+        Docker fails.
         """
         with for_callers():
             await self._docker.ask(
@@ -285,7 +295,7 @@ class ContainerWall(HasImages):
 
     @property
     def host(self) -> HostSize:
-        """The size of Docker's host; zeros if the size is not known."""
+        """The size of Docker's host. Both values are zero if the size is not known."""
         return self._supply.host
 
     def image_for(self, language: str) -> str:
@@ -300,7 +310,7 @@ class ContainerWall(HasImages):
         return name
 
     async def look_again(self) -> None:
-        """Query Docker and the images again, and wait a bounded time for the results.
+        """Query Docker for its state and the images again, and wait a bounded time for the results.
 
         Raises:
             SandboxUnavailable: the engine is stopping.
@@ -309,7 +319,8 @@ class ContainerWall(HasImages):
         await self._supply.look()
 
     async def facts_of(self, image: str) -> JsonObject:
-        """Return an image's name and digest, the runtime, and what was added to it.
+        """Return the facts of an image: its name, its digest, the container runtime, and what was
+        added to it.
 
         Raises:
             ImageMissing: the image does not exist.
@@ -318,8 +329,8 @@ class ContainerWall(HasImages):
         return self.facts(image, (await self._find(image)).id)
 
     def facts(self, image: str, digest: str) -> JsonObject:
-        """Return the facts of an image, in the form of `facts_of`. The caller knows the image's
-        digest, so Docker is not queried.
+        """Return the facts of an image, in the form of `facts_of`. The caller gives the digest of
+        the image, so Docker is not queried.
         """
         lock = self.lock_text(image)
         return {
@@ -330,8 +341,8 @@ class ContainerWall(HasImages):
         }
 
     async def with_additions(self, image: str, wanted: Sequence[str], principal_id: str) -> str:
-        """Return the name of the image that adds these wishes to `image`. See
-        `Additions.name_for`.
+        """Return the name of the image that consists of `image` and additions for `wanted`, as
+        `Additions.name_for` does.
         """
         return await self._additions.name_for(await self._find(image), wanted, principal_id)
 
@@ -344,10 +355,11 @@ class ContainerWall(HasImages):
         memory_mb: int | None = None,
         image: str | None = None,
     ) -> AsyncIterator[ContainerLease]:
-        """Lease a container for this trust domain. The default image is the one for Python
-        programs.
+        """Lease a container for this trust domain. If `image` is None, the container has the image
+        for Python programs.
 
-        If `fresh` is True, the container has run nothing before, and is destroyed after the run.
+        If `fresh` is True, nothing has run in the container before, and it is destroyed after the
+        run.
         """
         asked = time.monotonic()
         image = image or self._supply.name_for(MAIN_LANGUAGE)
@@ -372,9 +384,9 @@ class ContainerWall(HasImages):
         lock: str = "",
         on_lost: Callable[[], None],
     ) -> HeldContainer:
-        """Reserve a container for a session, and return it. The container comes from the pool and
-        has run nothing. If `disk_mb` is given, a new container with a disk of this size is created
-        instead.
+        """Reserve a container for a session, and return it. The container comes from the pool, and
+        nothing has run in it. If `disk_mb` is given, a new container with a disk of this size is
+        created instead. The other arguments have the same meaning as in `SessionWall.hold`.
 
         Raises:
             InvalidParams: an addition is not allowed or not available.
@@ -404,8 +416,8 @@ class ContainerWall(HasImages):
         return held
 
     def _keep(self, container: Container, epoch: int) -> None:
-        """Inform a container's guest that the container now belongs to a session, and how long the
-        guest may wait for another engine.
+        """Inform the guest of `container` that the container now belongs to a session, that this
+        engine's epoch is `epoch`, and how long the guest may wait for another engine.
         """
         container.keep(epoch, self._orphan_s if self.keeps_sessions else 0.0)
 
@@ -427,29 +439,31 @@ class ContainerWall(HasImages):
         return held
 
     def image_of(self, held: HeldContainer) -> str:
-        """Return the name of a session's image. Also remember the image's lock again, because the
-        locks of later requests may have displaced it.
+        """Return the name of the image of a session. Also remember the lock of the image again,
+        because locks of later requests may have displaced it.
         """
         if held.lock:
             self.add_lock(held.image, held.lock)
         return held.image
 
     def lock_text(self, image: str) -> str:
-        """Return the lock of an image with additions, or "" if the image has no additions or its
-        lock is no longer remembered.
+        """Return the lock of the additions to `image`. Return "" if the image has no additions or
+        its lock is no longer remembered.
         """
         return self._additions.lock_text(image)
 
     def _use(self, held: HeldContainer, container: Container) -> None:
-        """Give a session a new container, which was created for the session's disk."""
+        """Give the session of `held` a new container, which was created for the disk of the
+        session.
+        """
         assert held.disk is not None
         self._held[container.name] = held
         self._keep(container, held.disk.epoch)
         held.use(container)
 
     async def restart(self, held: HeldContainer) -> None:
-        """Create a container for the disk of a stopped session. From then on, the session uses this
-        container. If the disk is gone, the session ends instead.
+        """Create a container for the disk of a stopped session, and make it the container of the
+        session. If the disk is gone, end the session instead.
 
         Raises:
             SandboxUnavailable: the image is missing, or the container or the disk cannot be used
@@ -478,8 +492,9 @@ class ContainerWall(HasImages):
 
     @asynccontextmanager
     async def fork(self, copy: str, session_id: str, home: SessionHome) -> AsyncIterator[str]:
-        """Make the disk of a new session from the copy of another session's disk. Yield the name of
-        the new disk. If the block fails, the new disk is removed.
+        """Make the disk of a new session from a copy of another session's disk, as
+        `SessionWall.fork` describes. Yield the name of the new disk. If the block fails, the new
+        disk is removed.
         """
         disk = f"fumehood-{session_id}"
         with self.spared(disk, for_good=True):
@@ -489,7 +504,7 @@ class ContainerWall(HasImages):
     @contextmanager
     def spared(self, disk: str, *, for_good: bool = False) -> Iterator[None]:
         """Protect a disk from removal during the block. If `for_good` is True and the block
-        succeeds, the disk stays protected afterwards.
+        succeeds, the disk stays protected after it.
         """
         self._disks_in_use.add(disk)
         is_kept = False
@@ -502,27 +517,27 @@ class ContainerWall(HasImages):
                 self.sweep_soon()
 
     def spare_copies(self, copies: Callable[[], Iterable[str]]) -> None:
-        """From now on, keep the copies of disks whose names `copies` returns. Other copies are
-        removed.
+        """From now on, keep the copies of disks whose names `copies` returns, and remove other
+        copies.
         """
         self._copies = copies
 
     def drop_disk(self, disk: str) -> None:
-        """Start removing the disk of a session that could not be created. The removal takes place
-        in the background.
+        """Start removing the disk of a session that could not be created. The disk is removed in
+        the background.
         """
         self._disks_in_use.discard(disk)
         self.sweep_soon()
 
     def sweep_soon(self) -> None:
-        """Start removing disks and copies that are no longer needed. The removal takes place in the
+        """Start removing disks and copies that are no longer needed. They are removed in the
         background.
         """
         if self._group is not None and not self._is_stopping:
             self.start_soon(self._sweep_disks)
 
     def is_disk_gone(self, held: HeldContainer) -> bool:
-        """Return True if the disk of a session no longer exists. In this case, also end the
+        """Return whether the disk of a session no longer exists. If it does not, also end the
         session's container.
         """
         is_gone = held.disk is not None and not self.disks.has(held.disk.volume)
@@ -533,7 +548,9 @@ class ContainerWall(HasImages):
     async def see_off_stopped(
         self, name: str, container: Container | None, held: HeldContainer
     ) -> None:
-        """Remove the container of a session that was stopped, and detach the session's disk."""
+        """Remove the container `container` of a session that was stopped, and detach the disk of
+        the session. `name` is the name of the container.
+        """
         removed = held.removed
         if container is not None:
             await container.until_examined()
@@ -545,7 +562,7 @@ class ContainerWall(HasImages):
 
     def expect(self, record: SessionRecord, home: SessionHome) -> None:
         """Protect the container and the disk of an earlier engine's session from removal until
-        `resume` is called.
+        `resume` is called for the session.
         """
         self._expected.add(home.container)
         if record.disk_mb is not None:
@@ -555,7 +572,7 @@ class ContainerWall(HasImages):
         self, record: SessionRecord, home: SessionHome, on_lost: Callable[[], None]
     ) -> HeldContainer:
         """Return the container of an earlier engine's session. The container is taken over in the
-        background, or at the latest when it is first used.
+        background, or when it is first used, whichever is earlier.
         """
         image = self._additions.add(record.image, home.lock)
         name, kind = home.container, Kind(image, record.memory_mb, record.cpus or 0.0)
@@ -586,7 +603,7 @@ class ContainerWall(HasImages):
         self, command: tuple[str, ...], env: Mapping[str, str], *, image: str, memory_mb: int,
         has_network: bool = False,
     ) -> AttachedProgram:  # fmt: skip
-        """Start a program that the operator configured, in a separate container. Implements
+        """Start a program that the operator configured, in a separate container. This implements
         `OpensPrograms`.
         """
         self._begin()
@@ -599,7 +616,9 @@ class ContainerWall(HasImages):
     def start_soon(
         self, task: Callable[..., Coroutine[Any, Any, None]], *arguments: object
     ) -> None:
-        """Start a task in the background. The task is cancelled when the wall's context ends."""
+        """Start `task` with these arguments in the background. It is cancelled when the wall's
+        context ends.
+        """
         assert self._group is not None
         start_soon(self._group, task, *arguments)
 
@@ -607,8 +626,8 @@ class ContainerWall(HasImages):
         return [*self._supply.unsettled, *self._pool.names, *self._held, *self._expected]
 
     def _begin(self) -> None:
-        """Start to query Docker regularly, if that has not begun. Raises SandboxUnavailable if the
-        engine is stopping.
+        """Start to query Docker regularly, unless this was already started. Raises
+        SandboxUnavailable if the engine is stopping.
         """
         if self._group is None or self._is_stopping:
             raise _stopping()
@@ -618,7 +637,7 @@ class ContainerWall(HasImages):
 
     def _looked(self) -> None:
         """Apply the results of a look at Docker. If Docker cannot be used, refuse the waiting
-        calls. Otherwise, destroy the unused containers of outdated images.
+        calls. Otherwise, destroy unused containers whose image is outdated.
         """
         if self._supply.down is not None:
             self._pool.refuse_waiting(unavailable(self._supply.down))
@@ -652,29 +671,30 @@ class ContainerWall(HasImages):
             await anyio.sleep(min(LOOK_AGAIN_S, LOOK_WHILE_AWAY_S))
 
     async def _find_dead(self) -> None:
-        """Detect sessions' containers that have ended without a report by their channel. Raises
-        DockerError.
+        """Find sessions' containers that have ended although their channels did not report it.
+        Raises DockerError.
         """
         for held in list(self._held.values()):
             await held.look()
 
     async def _find(self, image: str) -> Image:
-        """Return an image as `ContainerSupply.find` does, and raise the same errors. Raises
-        SandboxUnavailable also if the engine is stopping.
+        """Return an image like `ContainerSupply.find`, and raise the same errors. Also raise
+        SandboxUnavailable if the engine is stopping.
         """
         self._begin()
         return await self._supply.find(image)
 
     async def _sweep_disks(self) -> None:
-        """Remove the disks of sessions that have ended, and copies that are no longer needed. A
-        disk that a container still uses stays until the next sweep.
+        """Remove the disks of sessions that have ended, and copies that are no longer needed. If a
+        container still uses a disk, the disk stays until the next sweep.
         """
         await self.disks.sweep(lambda: {*self._copies(), *self._disks_in_use})
         self._ending_disks = set(filter(self.disks.has, self._ending_disks))
 
     async def _sweep_ending_disks(self) -> None:
         """Wait at most `STOP_DEADLINE_S` seconds until the disks of sessions that have just ended
-        are removed. A disk cannot be removed before Docker has removed its container.
+        are removed. This takes time because a disk cannot be removed before Docker has removed its
+        container.
         """
         self._disks_in_use -= self._ending_disks
         with anyio.move_on_after(STOP_DEADLINE_S, shield=True):
@@ -684,8 +704,8 @@ class ContainerWall(HasImages):
                 await self._sweep_disks()
 
     def see_off(self, held: HeldContainer) -> None:
-        """A session's container has ended. Start removing the container, and its disk if it has
-        one, in the background.
+        """Start removing the container of a session, which has ended, and the session's disk if it
+        has one. They are removed in the background.
         """
         if held.disk is not None:
             self._ending_disks.add(held.disk.volume)
@@ -718,8 +738,8 @@ def _stopping() -> SandboxUnavailable:
 
 @dataclass(slots=True)
 class ContainerLease:
-    """The right to use a container for one run. `queue_ms` is how long the call waited for the
-    container, in milliseconds.
+    """The right to use a container of the pool for one run. `queue_ms` is how long the call waited
+    for the container, in milliseconds.
     """
 
     container: Container
@@ -734,7 +754,7 @@ class ContainerLease:
         limits: Limits,
         sinks: RunSinks = NO_SINKS,
     ) -> RunEnding:
-        """Run one program in a separate process of the container."""
+        """Run one program in a separate process of the container, and return the ending."""
         self.has_run = True
         isolation = "container_per_call" if self.fresh else "call"
         return await self.container.run(program, arguments, limits, sinks, isolation)
@@ -751,7 +771,9 @@ class SessionDisk:
 
 
 class HeldContainer:
-    """The container of a session. Receives the container's events in place of the pool."""
+    """The container of a session. It receives the events of the container's channel, instead of the
+    pool.
+    """
 
     is_away = False
 
@@ -766,54 +788,61 @@ class HeldContainer:
         take_over: Callable[[], Awaitable[Container | None]] | None = None,
     ) -> None:
         """`take_over` takes over the container from an earlier engine and returns it, or returns
-        None if the container is gone. It is None for a new container.
+        None if the container is gone. It is None for a container that this engine has created.
         """
         self.name = name
         """The container's name in Docker."""
         self.node = ""
         self.container: Container | None = None
         self.image = image
-        """The name of the image, including the digest of what is added."""
+        """The name of the image. If something was added to the image, the name includes the digest
+        of the additions.
+        """
         self.languages = languages
         self.lock = ""
         self.lost: str | None = None
         self.why = ""
-        """Why the container ended, as its channel reported it; "" while it runs. For logs."""
+        """Why the container has ended, as its channel has reported, for logs. Empty while the
+        container runs.
+        """
         self.gone = asyncio.Event()
-        """Set when Docker has removed the container."""
+        """Set when Docker has removed the container after the end of the session."""
         self._wall = wall
         self._supply = supply
         self._on_lost = on_lost
         self.disk: SessionDisk | None = None
-        """The disk of the working directory. With a disk, the container can be stopped, and a new
-        one created for the disk."""
+        """The disk of the session's working directory, or None. With a disk, the container can be
+        stopped, and a new container can be created for the disk.
+        """
         self.is_stopped = False
         """Whether the container has ended, and only its disk is kept."""
         self.is_paused = False
-        """Whether the container's processes are frozen, or may be."""
+        """Whether the container's processes are frozen, or perhaps frozen."""
         self._is_ending = False
         self.removed = asyncio.Event()
-        """Set when the container of a stopped session is removed."""
+        """Set when the container of a stopped session is removed. The disk can then be used
+        again.
+        """
         self.removed.set()
         self._has_changed = asyncio.Event()
         self.on_processes: Callable[[], None] = lambda: None
         """Called when the number of running registered processes has changed."""
         self._take_over = take_over
         self._changing = anyio.Lock()
-        """The lock that is held while the container is taken over, frozen, thawed, stopped or
-        started again.
+        """A lock. It is held while the container is taken over, frozen, thawed, stopped or started
+        again.
         """
 
     async def until_unchanging(self) -> None:
-        """Wait until the container is neither being started again nor being removed, so that
-        nothing uses the disk.
+        """Wait until the container is neither being started again nor being removed. After that,
+        nothing uses the disk of a stopped session.
         """
         async with self._changing:
             await self.removed.wait()
 
     async def pause(self) -> None:
-        """Freeze the container once it is clean after the last run. The next `until_free` thaws the
-        container.
+        """Wait for the cleanup after the last run, then freeze the container. The next `until_free`
+        thaws it.
         """
         async with self._changing:
             if not self.is_paused:
@@ -825,10 +854,10 @@ class HeldContainer:
                     await self._supply.pause(self.name)
 
     async def stop(self, unless: Callable[[], bool] = lambda: False) -> None:
-        """End the container once it is clean after the last run, and keep its disk.
+        """Wait for the cleanup after the last run, then end the container, but keep its disk.
 
-        `unless` is called before and after the wait for the cleanup. If it returns True, for
-        example because a new call has arrived, the container is not ended.
+        `unless` is called before and after the waiting. If it returns True, for example because a
+        new call has arrived, the container is not ended.
         """
         async with self._changing:
             if unless():
@@ -844,7 +873,7 @@ class HeldContainer:
     @asynccontextmanager
     async def copy_disk(self, copy: str) -> AsyncIterator[int]:
         """Copy the disk of the session to a disk with the name `copy`, and yield the size of the
-        copy in bytes. The copy is removed after the block, unless the function passed to
+        copy in bytes. After the block, the copy is removed, unless the function passed to
         `ContainerWall.spare_copies` returns its name.
         """
         assert self.disk is not None
@@ -859,8 +888,8 @@ class HeldContainer:
             yield size
 
     async def restore(self, copy: str) -> None:
-        """Stop the container, and replace its disk with a copy of the disk `copy`. If the copy
-        cannot be made, the container is not stopped.
+        """Stop the container, and replace its disk by a copy of the disk with the name `copy`. If
+        this copy cannot be made, the container is not stopped.
         """
         assert self.disk is not None
         new = f"{self.disk.volume}{NEW}"
@@ -873,9 +902,9 @@ class HeldContainer:
                     await self._wall.disks.replace(self.disk.volume, new)
 
     async def take_over(self) -> None:
-        """Take over the container from an earlier engine, unless the container is frozen. Retry as
-        long as Docker cannot be used. If the container is gone, the session is stopped if it has a
-        disk, and otherwise lost.
+        """Take over the container from an earlier engine, unless the container is frozen. Try again
+        as long as Docker cannot be used. If the container is gone, a session with a disk is
+        stopped, and any other session is lost.
         """
         while self.lost is None and not self.is_stopped:
             try:
@@ -889,8 +918,8 @@ class HeldContainer:
                 return
 
     async def look(self) -> None:
-        """Detect that the container has ended, if its channel cannot report that: because the
-        container is frozen, or because it was not taken over yet.
+        """Find out whether the container has ended, if its channel cannot report that because the
+        container is frozen or was not taken over yet.
 
         Raises:
             DockerError: Docker cannot be queried now.
@@ -908,8 +937,8 @@ class HeldContainer:
 
     async def until_free(self) -> None:
         """Make the container ready for the next run: thaw it, start it again, or take it over from
-        an earlier engine. Then wait until the container is clean after the last run. The channel
-        limits the time for this cleanup.
+        an earlier engine. Then wait for the cleanup after the last run. The channel limits the time
+        for this cleanup.
 
         Raises:
             SandboxUnavailable: the container cannot be thawed, started or taken over now.
@@ -921,8 +950,8 @@ class HeldContainer:
 
     async def facts(self) -> JsonObject:
         """Return the facts of the image that the next run uses, in the form of
-        `ContainerWall.facts_of`. If the container belongs to an earlier engine, it is taken over
-        first, because its image's digest is needed.
+        `ContainerWall.facts_of`. If the container belongs to an earlier engine, take it over first,
+        because the digest of its image is needed.
         """
         if not self.is_stopped and self.container is None:
             await self.until_free()
@@ -932,7 +961,7 @@ class HeldContainer:
         return await self._wall.facts_of(image)
 
     async def _until_removed(self) -> None:
-        """Wait until Docker has removed the container of a stopped session. Until then, the
+        """Wait until Docker has removed the container of a stopped session, because until then the
         container uses the disk. Raises SandboxUnavailable if that takes too long.
         """
         with anyio.move_on_after(RESTART_S):
@@ -959,9 +988,9 @@ class HeldContainer:
             await self._has_changed.wait()
 
     def use(self, container: Container | None) -> None:
-        """Use `container` for the session from now on. It was created for the session's disk, or
-        taken over. If the session has ended in the meantime, end the container. If `container` is
-        None, the container is gone.
+        """From now on, use `container` for the session. It was taken over, or created for the
+        session's disk. If the session has ended in the meantime, end the container. None means that
+        the container is gone.
         """
         self.is_stopped, self.container = False, container
         if container is not None:
@@ -974,7 +1003,7 @@ class HeldContainer:
             self.listen_to(container)
 
     def listen_to(self, container: Container) -> None:
-        """Receive the events of `container` from now on."""
+        """From now on, receive the events of `container`."""
         container.listener = self
         container.on_processes = lambda: self.on_processes()
         self.on_processes()
@@ -982,18 +1011,20 @@ class HeldContainer:
     async def run(
         self, program: str, arguments: JsonObject, limits: Limits, sinks: RunSinks
     ) -> RunEnding:
-        """Run a program. The next run gets the files and variables that this run leaves."""
+        """Run a program, and return its ending. The next run gets the files and variables that this
+        run leaves.
+        """
         if self.container is None:
             return RunEnding(EndedBy.SANDBOX_LOST, "session")
         return await self.container.run(program, arguments, limits, sinks, "session", keep=True)
 
     @property
     def running(self) -> int:
-        """The number of running registered processes that the guest last reported."""
+        """The number of registered processes that run, as last reported by the guest."""
         return (self.container.processes.running or 0) if self.container is not None else 0
 
     async def processes(self, request: JsonObject) -> JsonObject:
-        """Send a request about the registered processes to the guest, and return the result. If the
+        """Send a request about the registered processes to the guest, and return its answer. If the
         session is stopped, the list of processes is empty.
         """
         if self.is_stopped and self.lost is None and request.get("do") == "list":
@@ -1001,7 +1032,7 @@ class HeldContainer:
         return await self._reachable().processes.ask(request)
 
     async def connect(self, port: int) -> anyio.abc.ByteStream:
-        """Connect to a port on the container's loopback interface."""
+        """Connect to a port on the container's loopback interface, and return the connection."""
         return await self._reachable().opened(PORTS).connect(port)
 
     def _reachable(self) -> Container:
@@ -1021,7 +1052,9 @@ class HeldContainer:
             self.container.end(self.lost)
 
     def end(self, why: str) -> None:
-        """End the container and everything that runs in it. Remove the container and its disk."""
+        """End the container and everything that runs in it, because of `why`, a clause. Then remove
+        the container and its disk.
+        """
         self._is_ending = True
         if self.container is not None:
             self.container.end(why)  # calls `on_end`, unless the container had already ended
@@ -1034,12 +1067,12 @@ class HeldContainer:
     # -- events of the container ---------------------------------------------------------
 
     def on_clean(self) -> None:
-        """The container is clean after a run. Let `until_free` continue."""
+        """Handle that the container is clean after a run: let `until_free` continue."""
         self._has_changed.set()
 
     def on_end(self, why: str) -> None:
-        """The container has ended for any reason. If it has a disk that is to be kept, the session
-        is stopped. Otherwise, the session is lost.
+        """Handle that the container has ended for any reason. If its disk is to be kept, the
+        session is now stopped. Otherwise, the session is lost.
         """
         if self.lost is not None:
             return
@@ -1066,8 +1099,8 @@ class HeldContainer:
 
 
 def _in_words(why: str) -> str:
-    """Return why a container ended, as a clause for the owner of its session. Text that the guest
-    sent is in parentheses.
+    """Return a clause that tells the owner of a session why its container has ended. `why` is the
+    reason that the channel reported. Text that the guest has sent is put in parentheses.
     """
     if why.startswith(DIRTY):
         claim = "".join(c for c in why.removeprefix(DIRTY) if c.isprintable())

@@ -2,7 +2,7 @@
 
 Host side, between the wall and the guest's supervisor. The supervisor's frames are untrusted: they
 are limited in size and parsed strictly, and the first invalid frame ends the guest. Deadlines use
-the host's clock: if a run does not end in time, its guest is killed, and all other runs in this
+the host's clock. If a run does not end in time, its guest is killed, and all other runs in this
 guest are lost.
 """
 
@@ -50,14 +50,14 @@ START_DEADLINE_S = 10.0
 """Maximum seconds until a new guest is ready."""
 
 ANSWER_GRACE_S = 30.0
-"""Seconds that the host waits for an ending beyond the guest's own deadline. After that all runs of
-the guest are killed, including those of other callers, so the time is generous. The guest's clock
-starts only when a child is ready, which takes time on a busy host.
+"""Seconds that the host waits for a run's ending beyond the guest's own deadline. After that, all
+runs of the guest are killed, including those of other callers, so the time is generous. It is also
+needed because the guest's clock starts only when a child is ready, which takes time on a busy host.
 """
 
 CANCEL_GRACE_S = 30.0
-"""Maximum seconds until the guest ends a cancelled run. A slower guest is killed, and all its other
-runs are lost.
+"""Maximum seconds until the guest ends a cancelled run. If a guest takes longer, it is killed, and
+all its other runs are lost.
 """
 
 
@@ -87,8 +87,9 @@ class GuestProcess(asyncio.Protocol):
         command: Sequence[str],
         make: Callable[[anyio.abc.Process, socket.socket], Self] | None = None,
     ) -> Self:
-        """Start a guest, and wait until it has tested itself. `make` creates the object to return;
-        if it is None, the class itself is called.
+        """Start a guest with this command, and wait until the guest has tested itself. Return an
+        object of this class, which `make` creates from the process and the socket. If `make` is
+        None, the class itself is called.
 
         Raises:
             GuestFailed: the guest could not be started, has ended, or was not ready within
@@ -147,12 +148,12 @@ class GuestProcess(asyncio.Protocol):
         limits: Limits,
         sinks: RunSinks = NO_SINKS,
     ) -> RunEnding:
-        """Run a program in a child process that has run nothing before, and return the ending.
+        """Run a program in a child process in which nothing has run before, and return the ending.
 
         If the caller is cancelled, the program is ended before the cancellation is raised.
 
         Raises:
-            RequestTooLarge: the arguments exceed the size of a request.
+            RequestTooLarge: the arguments are too large for a request.
         """
         if self.dead.is_set() or self._transport is None:
             return LOST
@@ -189,7 +190,7 @@ class GuestProcess(asyncio.Protocol):
 
     def kill(self) -> None:
         """Kill the guest's supervisor and all its descendants. The descendants are killed one by
-        one, because parent-death signals are not relied on.
+        one, and not left to signals that the operating system sends them at their parent's death.
         """
         self._end()
         # List the descendants first, because children of a dead supervisor get another parent.
@@ -254,7 +255,9 @@ class GuestProcess(asyncio.Protocol):
             self._listeners.pop(message.id, None)
 
     def _on_handover(self) -> None:
-        """Kill the guest, because it handed over a child process that was not requested."""
+        """Kill the guest, because it has handed over a child process that the host did not
+        request.
+        """
         self.kill()
 
     def _new_id(self) -> int:
@@ -281,7 +284,7 @@ class GuestProcess(asyncio.Protocol):
 
     def _give_up(self, run_id: int) -> None:
         """Kill the guest, because it did not end a run by the run's deadline. This run ends as
-        timed out; all other runs of the guest are lost.
+        timed out, and all other runs of the guest are lost.
         """
         answer = self._pending.pop(run_id, None)
         if answer is not None and not answer.done():
@@ -308,8 +311,8 @@ class GuestProcess(asyncio.Protocol):
 
 
 def guest_command(config: JsonObject, python: str = sys.executable) -> list[str]:
-    """Return the command that starts a guest with this configuration. Python runs in isolated mode
-    and without site packages.
+    """Return the command that starts a guest with this configuration. `python` is the path of
+    Python, which runs in isolated mode and without site packages.
     """
     return [python, "-I", "-S", "-B", "-X", "utf8", str(GUEST_PROGRAM), json.dumps(config)]
 

@@ -4,7 +4,7 @@ Host side, between the executors and `channel`. Each wall has one guest, which s
 domains. If the guest dies, a new guest is started at once, or after a pause if several guests have
 died soon after their start. Waiting calls use the new guest; only the runs in the old guest are
 lost. Invariants: nothing runs in a guest that lacks a required limit; a call with `fresh`, and
-every call in the jail, gets a process that has run nothing before.
+every call in the jail, gets a process in which nothing has run before.
 """
 
 from __future__ import annotations
@@ -38,17 +38,18 @@ from fumehood.sandbox.wall import (
 )
 
 RESTART_PAUSE_S = (0.0, 0.1, 0.5, 2.0)
-"""Seconds before the start of a new guest, by the number of guests in a row that ended within
-`STABLE_S`."""
+"""Seconds before the start of a new guest. The index is the number of guests in a row that ended
+within `STABLE_S`; the last value is also used for higher numbers.
+"""
 
 STABLE_S = 1.0
-"""Seconds that a guest must have run, so that its successor is started without a pause."""
+"""Seconds for which a guest must have run, so that the next one is started without a pause."""
 
 GUEST_PATIENCE_S = 10.0
-"""Maximum seconds that a call or the engine's start waits for a guest that is starting."""
+"""Maximum seconds for which a call, or the engine's start, waits for a guest that is starting."""
 
 ENGINE = str(Path(__file__).parents[3])
-"""The import path of the package `fumehood`."""
+"""The import path that contains the package `fumehood`."""
 
 
 class ProcessWall:
@@ -73,7 +74,9 @@ class ProcessWall:
         self.limits = limits
         self.slots = Slots(self.max_running, f"the {self.name}")
         self.faults: tuple[str, ...] = ()
-        """Why the last guest could not serve, in words for the operator; empty if it could."""
+        """Why the last guest could not serve calls, in words for the operator. Empty if it
+        could.
+        """
         self._command = list(command)
         self._on_event = on_event
         self._guest: GuestProcess | None = None
@@ -87,7 +90,7 @@ class ProcessWall:
         return self
 
     async def begin(self) -> None:
-        """Start the wall without waiting for its guest. End it by `__aexit__`."""
+        """Start the wall without waiting for its guest. To end the wall, call `__aexit__`."""
         group = await self._stack.enter_async_context(anyio.create_task_group())
         self._stack.callback(group.cancel_scope.cancel)
         group.start_soon(self._keep_a_guest)
@@ -104,8 +107,8 @@ class ProcessWall:
 
     @property
     def status(self) -> WallStatus:
-        """The limits that the guest enforces, and its faults. While a guest is starting, all
-        required limits count as enforced.
+        """The limits that the guest enforces, and the faults of the guest. While a guest is
+        starting, all required limits count as enforced.
         """
         if self._guest is not None:
             held = self._guest.enforced
@@ -134,8 +137,8 @@ class ProcessWall:
         memory_mb: int | None = None,
         image: str | None = None,
     ) -> ProcessLease:
-        """Lease a slot in the guest. Each run in the slot gets a child process that has run nothing
-        before.
+        """Lease a slot in the guest. Each run in the slot gets a child process in which nothing has
+        run before.
         """
         return ProcessLease(self, domain.principal_id)
 
@@ -165,8 +168,8 @@ class ProcessWall:
         return self._guest is not None and not self._guest.dead.is_set()
 
     async def _keep_a_guest(self) -> None:
-        """Start a new guest whenever none is running. Pause before the start if guests have ended
-        soon after their start.
+        """Start a new guest whenever none is running. Pause before the start if earlier guests have
+        ended soon after their start.
         """
         short_lives = 0
         while True:
@@ -211,7 +214,8 @@ class ProcessWall:
 class ProcessLease:
     """The right to use one slot of the guest.
 
-    This is a class because a generator would be slower, and every short call needs a lease.
+    This is a class and not a generator, because a generator would be slower, and every short call
+    needs a lease.
     """
 
     __slots__ = ("_guest", "_principal_id", "_wall", "queue_ms")
@@ -249,8 +253,8 @@ class ProcessLease:
         return await self._guest.run(program, arguments, limits, sinks)
 
     async def _prepare(self) -> None:
-        """Wait for any further resource that the lease needs in addition to its slot. Subclasses
-        override this.
+        """Wait for further resources that the lease needs in addition to its slot. Here there are
+        none; subclasses override this method.
         """
 
     def _leave(self) -> None:
@@ -260,10 +264,10 @@ class ProcessLease:
 # -- the jail: sandboxed functions, which can read only the files they need -------------------
 
 JAIL_LIMITS = JailSettings().limits
-"""The jail's limits unless others are configured."""
+"""The limits of the jail if the operator has configured none."""
 
 JAIL_SPARES = 1
-"""Number of ready children of the jail."""
+"""Number of children that the jail's guest keeps ready."""
 
 SYSTEM_LIBRARIES = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/etc/ld.so.cache",
                     "/usr/share/zoneinfo")  # fmt: skip
@@ -274,13 +278,13 @@ LIBRARY_DIRECTORIES = ("site-packages", "dist-packages")
 
 
 class JailWall(ProcessWall):
-    """The wall for sandboxed functions. Each function runs in a child process that has run nothing
-    before.
+    """The wall for sandboxed functions. Each function runs in a child process in which nothing has
+    run before.
 
-    A child may read only Python, its libraries, and the function's import path. This is fixed
+    A child may read only Python, its libraries, and the import path of the function. This is fixed
     before the child runs any of the function's code. `tool_paths` are the import paths of all
-    functions that may be called; a pickled function has none. If the kernel has no Landlock, the
-    jail does not start, and only sandboxed functions are refused.
+    functions that may be called; a pickled function has none. If the operating system has no
+    Landlock, the jail does not start, and only sandboxed functions are refused.
     """
 
     name = "jail"
@@ -301,8 +305,8 @@ class JailWall(ProcessWall):
 
 
 def jail_command(tool_paths: Iterable[str]) -> list[str]:
-    """Return the command that starts the jail's guest. The command contains the list of the files
-    that children may read.
+    """Return the command that starts the jail's guest. The command lists the files that children
+    may read. `tool_paths` are the import paths of all functions that may be called.
     """
     packages = library_directories()
     libraries = [
@@ -335,8 +339,8 @@ def library_directories() -> list[str]:
 
 
 def directory_of(library: str) -> str:
-    """Return the import path of an installed library. Raises SandboxUnavailable if the library is
-    not installed.
+    """Return the import path of an installed library, given its name. Raises SandboxUnavailable if
+    it is not installed.
     """
     found = importlib.util.find_spec(library)
     if found is None or found.origin is None:
