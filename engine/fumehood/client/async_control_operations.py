@@ -462,10 +462,10 @@ class AsyncControlCache:
         return await self._transport.send(ask("GET", data_of(CacheStatus), "cache"))
 
     async def clear(self) -> ClearedCache:
-        """Drop all principals' answers from the result cache.
+        """Drop all answers from the result cache, for all principals.
 
-        The result of a run in progress is given only to calls that already wait for it, and is not
-        cached.
+        The result of a run in progress is given only to those calls that already wait for it, and it is
+        not cached.
         """
         return await self._transport.send(ask("DELETE", data_of(ClearedCache), "cache"))
 
@@ -598,7 +598,7 @@ class AsyncControlApprovals:
 
         The answer is the approval with the edited arguments: its action, changes and approvers. A
         decision that includes the `action_digest` of this answer applies only to this action. The
-        `ETag` of the answer is that of the stored approval.
+        answer has the `ETag` of the stored approval.
         """
         return await self._transport.send(
             ask(

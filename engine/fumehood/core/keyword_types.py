@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from fumehood.receipts.receipt import Cassette
 
     class CallOptions(KernelOptions):
-        """Options of one call. For an absent limit, that of the tool or of the wall applies."""
+        """Options of one call. If a limit is absent, the limit of the tool or of the wall applies."""
 
         enable_cache: bool = True
         packages: list[str] | None = None

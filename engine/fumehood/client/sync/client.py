@@ -93,7 +93,8 @@ class BaseClient(CommonOperations):
         return self._transport.send(ApiRequest("GET", address("openapi.json"), object_of))
 
     def request(self, method: str, path: str, body: JsonObject | None = None) -> Envelope:
-        """Send a request to any address at which the engine answers with an envelope.
+        """Send a request with an HTTP method to any address at which the engine answers with an
+        envelope.
 
         Raises:
             ValueError: the body is not JSON, so nothing was sent.

@@ -40,7 +40,8 @@ from fumehood.identity.model import Agent
 
 
 class ControlClient(BaseClient, ControlOperations):
-    """A client of the control socket: approvals, agents, tools, tokens, approvers, audit, cache.
+    """A client of the control socket, for approvals, agents, tools, tokens, approvers, audit and
+    cache.
 
     Raises:
         DaemonUnavailable: from every method, if no server answers in time.
@@ -61,7 +62,7 @@ class ControlClient(BaseClient, ControlOperations):
     ) -> None:
         """Create a client, without connecting to the engine.
 
-        The parameters are those of `Client`, but `credential` is required.
+        The parameters have the same meaning as in `Client`, but `credential` is required.
         """
         super().__init__(
             socket_path,
@@ -139,8 +140,7 @@ class ControlledApprovals(ControlApprovals):
         return self._decide(approval_id, decision, version)
 
     def next_change(self, after: int = -1, *, wait_s: float = LONGEST_POLL_S) -> int:
-        """Wait until the number of changes to approvals differs from `after`, and return the new
-        number.
+        """Wait until the number of changes to approvals differs from `after`. Return the number.
 
         After `wait_s` seconds (25 at most), return the number even if it has not changed.
         """
@@ -167,8 +167,8 @@ class ControlledCalls(ControlCalls):
     """The methods of `ControlClient.calls`, which act on the calls of all principals."""
 
     def dry_run(self, call_id: str) -> Envelope:
-        """Repeat, as a dry run, a call that needed approval. The dry run has the rights of the
-        call's caller.
+        """Repeat a call that needed approval as a dry run. The dry run has the rights of the call's
+        caller.
         """
         path = address("calls", call_id, "dry-run")
         return self._transport.send(ApiRequest("POST", path, _dry_run_answer))

@@ -456,10 +456,10 @@ class ControlCache:
         return self._transport.send(ask("GET", data_of(CacheStatus), "cache"))
 
     def clear(self) -> ClearedCache:
-        """Drop all principals' answers from the result cache.
+        """Drop all answers from the result cache, for all principals.
 
-        The result of a run in progress is given only to calls that already wait for it, and is not
-        cached.
+        The result of a run in progress is given only to those calls that already wait for it, and it is
+        not cached.
         """
         return self._transport.send(ask("DELETE", data_of(ClearedCache), "cache"))
 
@@ -592,7 +592,7 @@ class ControlApprovals:
 
         The answer is the approval with the edited arguments: its action, changes and approvers. A
         decision that includes the `action_digest` of this answer applies only to this action. The
-        `ETag` of the answer is that of the stored approval.
+        answer has the `ETag` of the stored approval.
         """
         return self._transport.send(
             ask(

@@ -46,9 +46,12 @@ class Session:
         timeout_seconds: float = TIMEOUT_S,
         wait_for_approval: bool | float | None = None,
     ) -> None:
-        """Make a session. Nothing is sent yet. The default `client` uses the configured socket.
+        """Create this object, without sending anything. The default `client` uses the configured
+        socket.
 
-        The options from `image` to `lifetime_seconds` are those of `Client.create_session`.
+        If `session_id` is given, that session is used; otherwise a new session is created on first
+        use. The options from `image` to `lifetime_seconds` have the same meaning as in
+        `Client.create_session`.
         """
         self.id = session_id
         self._is_own = session_id is None

@@ -76,7 +76,8 @@ class Transport:
         return bytes(content)
 
     def upload(self, request: ApiRequest[T], chunks: Iterator[bytes], size: int | None) -> T:
-        """Send a request with a body in pieces, and return its answer.
+        """Send a request whose body is `chunks`, and return its answer. `size` is the size of the
+        body in bytes, or None if it is unknown.
 
         The request is sent only once, because the pieces cannot be read again.
 
@@ -104,9 +105,10 @@ class Transport:
         raise failed
 
     def begun(self, request: ApiRequest[Any], progress: Progress) -> Any:
-        """Return a context manager that sends a request and waits for the answer to begin.
+        """Return a context manager that sends a request and waits until the answer begins.
 
-        The context manager yields the answer, whose body has not been read.
+        The context manager yields the answer before its body is read. `progress` records whether
+        the head of the request was sent.
         """
         return self._http.stream(
             request.method,

@@ -123,7 +123,7 @@ class ClientWithFormats(Client):
 def handle_request(
     message: Any, name: MessageFormat, options: JsonObject
 ) -> ApiRequest[HandledCalls]:
-    """Return the request that runs a message's tool calls.
+    """Return the request that runs a message's tool calls. `name` is the provider's format.
 
     The request's time limit allows all calls to run one after the other.
     """
