@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fumehood.cli.call import _parsed
+from fumehood.batches.command import _parsed
 from fumehood.cli.options import json_object
 from fumehood.cli.reach import _private_line
 from fumehood.config import load_config
