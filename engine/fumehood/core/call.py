@@ -58,7 +58,7 @@ NetworkHosts = Annotated[
 
 
 class CallOptions(StrictValue):
-    """Options of one call. If a limit is absent, the limit of the tool or of the wall applies."""
+    """Options of one call. An absent limit means the limit of the tool or of the wall."""
 
     # `fumehood.call_options` adds the options of parts.
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from fumehood.receipts.receipt import Cassette
 
     class CallOptions(KernelOptions):
-        """Options of one call. If a limit is absent, the limit of the tool or of the wall applies."""
+        """Options of one call. An absent limit means the limit of the tool or of the wall."""
 
         enable_cache: bool = True
         packages: list[str] | None = None
