@@ -52,10 +52,10 @@ def action_of(
     effect: Effect | None,
     sends: JsonObject | None,
 ) -> Action:
-    """Return the action that a call would have if it ran now.
+    """Return the action of a call: everything that determines what the call would do if it ran now.
 
-    `place` is the result of `plan.place_of`, `effect` the result of `preview`, and `sends` the
-    result of `sends_of`.
+    `place` describes where the call would run (`plan.place_of`), `effect` the changes that it would
+    make (`preview`), and `sends` what it would send to another service (`sends_of`).
     """
     tool, options = permitted.tool.definition, permitted.request.options
     binding = permitted.validated.binding

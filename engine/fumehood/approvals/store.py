@@ -441,8 +441,9 @@ class ApprovalTable:
         """Return the ids of the waiting approvals whose calls may need data that was in the memory
         of an earlier engine.
 
-        These are the approvals of programs' network requests and of all calls in sessions, because
-        some calls in sessions decide on trials.
+        These are the approvals of programs' network requests, and of all calls in sessions. Some
+        calls in sessions decide on trials, which are kept in memory, and the table does not show
+        which calls these are.
         """
         needs = (APPROVALS.c.tool == NET_TOOL) | APPROVALS.c.session_id.is_not(None)
         waits = APPROVALS.c.state.in_([state.value for state in WAITING])

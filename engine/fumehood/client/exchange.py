@@ -212,7 +212,7 @@ def _how_to_start(path: Path) -> str:
 
 
 def _is_forbidden(error: BaseException) -> bool:
-    """Return True if a PermissionError is the error itself or one of its causes."""
+    """Return True if the error or one of its causes is a PermissionError."""
     cause: BaseException | None = error
     while cause is not None and not isinstance(cause, PermissionError):
         cause = cause.__cause__ or cause.__context__

@@ -30,7 +30,7 @@ class Ticket(NamedTuple):
     """Identifies the engine that commands a node: the id of the engine's state, and a number.
 
     An engine uses a higher number each time it starts, and each time it joins the same node again.
-    A node obeys only the highest number of an owner.
+    Of the tickets with the same id, a node obeys only the one with the highest number.
     """
 
     owner: str

@@ -75,7 +75,7 @@ NO_SHARE = Share()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Given:
-    """One part's contributions to a run."""
+    """What one part adds to the run of a program, for example environment variables and streams."""
 
     needs: frozenset[str] = frozenset()
     """The features that this part provides for the run, by their names in `needs_of`."""

@@ -155,7 +155,7 @@ class AgentLoop:
 
     @property
     def run(self) -> AgentRun:
-        """The run's state, which is returned to the caller and can be continued later."""
+        """Return the state of the run so far, from which the caller can continue the run later."""
         return AgentRun.model_construct(
             format=self._name,
             messages=tuple(self.messages),

@@ -263,8 +263,8 @@ class _Fitting:
         return f"{keyword}: {_short(said)}"
 
     def _plain(self, schema: Any, where: str) -> JsonObject:
-        """Return an equivalent of the schema at the place `where` in a simpler form. In a strict
-        dialect, also check its unions.
+        """Return a simpler schema that is equivalent to `schema`. In a strict dialect, also check
+        the unions in `schema`. `where` is the place of `schema` in the whole schema, for messages.
         """
         if not isinstance(schema, dict):
             if schema is not True:

@@ -50,7 +50,9 @@ class _PendingCheckout:
 
 
 class StickyGuest(GuestProcess):
-    """A running guest with sticky workers."""
+    """A running guest whose workers are sticky: each serves several runs of one trust domain, and
+    does not end after one run.
+    """
 
     def __init__(
         self,

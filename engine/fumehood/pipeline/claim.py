@@ -393,8 +393,8 @@ async def repeat_key_of(permitted: PermittedCall) -> str | None:
 def _action(permitted: PermittedCall) -> JsonObject:
     """Return everything that identifies an action.
 
-    These are the tool, the effective arguments without the key, the caller, the agent, the session
-    and the context.
+    These are the tool, the effective arguments (without the one that has the idempotency key), the
+    caller, the agent, the session and the context.
     """
     tool, options = permitted.tool.definition, permitted.request.options
     return {

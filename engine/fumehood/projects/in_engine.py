@@ -64,9 +64,10 @@ class ProjectsPart(EnginePart):
         return SessionProject(self._store, access.session_id, ProjectHome(**value), keep)
 
     async def carry_over(self, source: KeptValues, made: KeptValues) -> None:
-        """Give the session `made`, which has the files of the session `source`, the same project.
+        """Give the new session `made` the project of the session `source`, whose files it gets.
 
-        Raises StateUnavailable if the list of copied files cannot be read or stored.
+        The list of the files that were copied from the project is passed on as well. Raises
+        StateUnavailable if this list cannot be read or stored.
         """
         value = source.values.get(NAME)
         if value is not None:

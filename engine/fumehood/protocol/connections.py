@@ -46,8 +46,10 @@ MAX_SEGMENT_BYTES = _HEAD.size + PIECE_BYTES
 
 
 class Segment(NamedTuple):
-    """One step of a connection. It is sent as the body of a stream's frame. The body is binary,
-    because encoding JSON would take most of the time of a transfer.
+    """One message about a connection: a step, such as `DATA` or `CLOSED`, and its data.
+
+    It is sent as the body of a stream's frame. The body is binary, because encoding JSON would take
+    most of the time of a transfer.
     """
 
     step: int

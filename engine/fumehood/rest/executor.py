@@ -758,10 +758,11 @@ def mapped(
 def _next_position(
     mapping: ResponseMapping, position: Any, document: Any, count: int
 ) -> str | int | None:
-    """Return the service's own position of the next page, or None if there is no next page.
+    """Return the position of the next page in the service's own form, such as a cursor or a page
+    number. Return None if there is no next page.
 
-    `position` is that of the current page, or None for the first. `count` is the number of items in
-    it.
+    `position` is the position of the current page, or None for the first page. `document` is the
+    service's answer with the current page, and `count` is the number of items in this page.
     """
     if mapping.counts is not None:
         first = mapping.first if mapping.first is not None else int(mapping.counts == "pages")

@@ -299,7 +299,9 @@ class _Reader:
             Text(text, self).walk(root)
 
     def program(self, words: Sequence[Word]) -> None:
-        """Add a program and the programs that it runs."""
+        """Add the program that the command `words` starts to the programs found so far. If it runs
+        other programs, as `env` and `xargs` do, add them too.
+        """
         if not words:
             return
         if not words[0].whole:

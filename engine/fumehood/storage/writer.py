@@ -58,8 +58,8 @@ class _Waiting(Generic[T]):
 
 
 class _RolledBack(Exception):
-    """The database rolled back the whole transaction. The job may have caught the database's own
-    error.
+    """The database has rolled back the whole transaction. This is raised even if the job whose
+    statement failed has caught the database's own error.
     """
 
 

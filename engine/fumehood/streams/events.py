@@ -86,13 +86,13 @@ class _LastEvent(_Event):
 
 
 class ResultEvent(_LastEvent):
-    """The call succeeded; the last event."""
+    """The last event of a call that succeeded."""
 
     type: Literal["tool_result"] = "tool_result"
 
 
 class ErrorEvent(_LastEvent):
-    """The call failed or was refused; the last event."""
+    """The last event of a call that failed or was refused."""
 
     type: Literal["tool_error"] = "tool_error"
 

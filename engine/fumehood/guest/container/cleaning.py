@@ -48,8 +48,8 @@ LEFT_OUT_BYTES = 8
 
 @dataclass(frozen=True, slots=True)
 class Housekeeper:
-    """What a housekeeper achieved: the number of files that it has left out (at least), and the
-    reason why it failed, or None if it succeeded.
+    """The result of a housekeeper: the minimum number of the program's files that it did not send
+    to the host, and the reason why it failed, or None if it succeeded.
     """
 
     left_out: int = 0

@@ -75,11 +75,11 @@ class Trees:
         self._known: dict[int, _Known] = {}
 
     def count(self) -> tuple[int, bool]:
-        """Return two values: the number of threads of the known processes, and whether this number
-        has certainly not changed since the last count. Processes that are gone are forgotten.
+        """Return the number of threads of the known processes, and True if this number cannot have
+        changed since the last count. Processes that are gone are forgotten.
 
-        A known process that exists now also existed at the last count. The number of threads of a
-        process does not change while the process uses no CPU time.
+        The second value is True only if no process is gone and none has used CPU time since the
+        last count, because a process without CPU time neither starts nor ends a thread.
         """
         count, is_same = 0, True
         for pid, known in list(self._known.items()):

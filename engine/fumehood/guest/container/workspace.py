@@ -241,8 +241,10 @@ def _names(directory: int) -> list[str]:
 
 
 def _open(name: str, directory: int, found: os.stat_result) -> int:
-    """Open a file or directory for reading, even if its owner has removed its own permission.
-    `found` is its status. `_close` restores the mode. Raises OSError if it cannot be opened.
+    """Open the file or directory `name` in `directory` for reading. `found` is its status.
+
+    If its mode does not let its owner read it, the mode is changed first; `_close` restores the
+    mode. Raises OSError if it cannot be opened.
     """
     is_directory = stat.S_ISDIR(found.st_mode)
     if _is_closed(found):

@@ -109,7 +109,9 @@ def preload() -> None:
 
 
 def _value(node: ast.expr) -> Any:
-    """Return the value of the expression `node`, which the tables have accepted."""
+    """Return the value of the expression `node`. The caller must have checked that the tables of
+    allowed nodes and names permit it.
+    """
     interpreter = _interpreter()
     # asteval keeps errors, text and flow flags between runs; reset them for each expression.
     interpreter.error, interpreter.error_msg, interpreter.code_text = [], None, []
