@@ -73,7 +73,7 @@ CURSOR_KEY_BYTES = 32
 
 @dataclass(frozen=True, slots=True)
 class Composition:
-    """The objects of one engine."""
+    """The objects that make up one engine, connected to each other."""
 
     kernel: Kernel
     parts: EngineParts

@@ -278,10 +278,10 @@ class KernelConfig(BaseSettings):
 
 
 def _unknown_tables(settings: type[BaseSettings]) -> Iterator[tuple[str, str]]:
-    """Yield the key and the value of each environment variable that sets a table or a list whose
-    key is not a field of `settings`.
+    """Find the environment variables that set a table or a list which `settings` does not have.
+    For each of them, yield the key of this table or list and the variable's value.
 
-    The key may belong to a missing part. It is yielded so that the validation refuses it.
+    Such a key may belong to a part that is missing. With these pairs, the validation refuses it.
     """
     for name, value in os.environ.items():
         beginning, _, path = name.upper().partition(PREFIX)

@@ -303,8 +303,9 @@ class RateLimits:
         ]
 
     async def prune(self, now: datetime) -> int:
-        """Drop those counts whose whole burst can be used again, and delete expired rows from the
-        database. Return the number of deleted rows.
+        """Forget the counts of limits that have recovered completely, so that a whole burst is
+        possible again. Also delete expired rows from the database. Return the number of deleted
+        rows.
 
         Raises:
             WriteFailed: the database failed. The next run deletes what is left.

@@ -39,12 +39,12 @@ class Amounts:
 
 
 class Subject(NamedTuple):
-    """The caller or callers who share a counter: the values of the keys by which a budget or a rate
-    limit counts.
+    """Identifies a counter of a budget or a rate limit. The fields are the values of the keys by
+    which the limit counts; calls with the same values share a counter.
 
     A subject with a session also contains the session's principal. If a limit counts by agent or by
-    session, a call without one is counted under its principal. So such a call neither escapes the
-    limit nor uses up the amount of another caller.
+    session, a call without an agent or a session is counted under its principal. So such a call
+    neither escapes the limit nor uses up the amount of another caller.
     """
 
     principal: str | None = None

@@ -314,9 +314,7 @@ class ShuttingDown(HostError):
 
 
 class Timeout(GuestError):
-    """The call took longer than its limit. Such a call may be repeated only if another service was
-    too slow.
-    """
+    """The call took longer than its limit. It is retryable only if another service was too slow."""
 
     code = "TIMEOUT"
     http_status = 504

@@ -161,7 +161,9 @@ class ToolRun:
 
 
 def outcome_in_session(run: ToolRun, data: JsonObject) -> Outcome:
-    """Return the outcome of a tool that has used its session without a run of a program."""
+    """Return the outcome of a tool that has used its session, but has run no program in it. `data`
+    is the tool's result.
+    """
     session = {"id": run.domain.session_id, "state": None, "variables_bytes": None}
     return Outcome(
         EndedBy.OK, "session", data={**data, "session": session}, max_data_bytes=MAX_DATA_BYTES

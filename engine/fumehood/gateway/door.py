@@ -347,8 +347,8 @@ class Door:
     def hold_back(self, request: ProgramRequest, body: bytes) -> Refusal:
         """Hold back a trial's request, so that it can be sent after a human's approval.
 
-        Return the refusal that the program gets as the answer in any case. If the request cannot be
-        held back, the refusal says why.
+        Return the refusal that the program gets as the answer, whether the request was held back or
+        not. If the request cannot be held back, the refusal says why.
         """
         assert self.held_back is not None
         if request.is_upgrade or request.method == TUNNEL:

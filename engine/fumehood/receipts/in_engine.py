@@ -48,8 +48,8 @@ class Recorded:
 
 
 class Receipts(EnginePart):
-    """Records the runs of programs for receipts, stores the receipts as blobs, and answers the
-    requests of a program from a receipt.
+    """Makes receipts, which contain the inputs and results of a program's run. This part records
+    runs, stores the receipts as blobs, and can answer a program's requests from a receipt.
     """
 
     _services: PipelineServices

@@ -759,10 +759,11 @@ class Schemas:
         return self._agreed(self._level(node, trail, self._read_only(node)))
 
     def _level(self, node: Any, trail: tuple[str, ...], unsent: frozenset[str]) -> JsonObject:
-        """Convert one schema of a value. Other schemas may describe the same value, for example by
-        `allOf`.
+        """Convert one schema of the document to JSON Schema.
 
-        `unsent` contains the names of those properties of the value that no request may contain.
+        The schema may be one of several for the same value, for example a member of `allOf`.
+        `trail` is as for `converted`. `unsent` contains the names of those properties of the value
+        that no request may contain.
         """
         self._left -= 1 + (len(node) if isinstance(node, dict) else 0)
         if self._left < 0:

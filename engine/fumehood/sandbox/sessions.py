@@ -1086,8 +1086,9 @@ class SessionKeeper:
         return why
 
     async def _wait_for_place(self, session: Session) -> None:
-        """Count a stopped session as running. If too many sessions run, wait until another one can
-        be stopped, at most `sessions.queue_seconds`. Raises QuotaExceeded.
+        """Reserve a place for a stopped session that is about to start. If too many sessions run,
+        wait until another one is stopped to make room, at most `sessions.queue_seconds`. Raises
+        QuotaExceeded if there is no place by then.
         """
         last = anyio.current_time() + self._settings.queue_seconds
         while True:

@@ -445,8 +445,10 @@ class _Reader:
     def _places(
         self, name: str, wrapper: Wrapper, words: Program, starts: Iterable[int]
     ) -> Iterator[tuple[int, str]]:
-        """Yield each position at which the wrapped program may begin, with the placeholder that
-        `xargs` replaces. The position after the last word means that there may be no program.
+        """Yield each position in `words` at which the wrapped program may begin, with the
+        placeholder that `xargs` replaces (empty if there is none). The position is `len(words)` if
+        the wrapper may run no program. `starts` are the positions at which the wrapper's own
+        options may end.
         """
         counts = range(wrapper.operands, wrapper.operands + wrapper.may_have + 1)
         waiting = [(start, count, "") for start in starts for count in counts]

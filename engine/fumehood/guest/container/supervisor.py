@@ -781,9 +781,11 @@ class Supervisor:
             self._stop(run, "cpu_time")
 
     def _look_at_killed(self, run: Run, pid: int, now: float) -> None:
-        """Conclude a killed run if its first process `pid` is dead, but this was not reported,
-        because another process of the run prevents the report. If the first process is still alive
-        and there are registered processes, stop these, because they may use all CPU time.
+        """Check a run that was killed, but whose end was not reported.
+
+        If the run's first process `pid` is dead, another process of the run prevents the report, so
+        the run is concluded here. If `pid` is alive and there are registered processes, these are
+        stopped, because they may use all the CPU time that `pid` needs to end.
         """
         if now >= run.look_at:
             run.look_at = now + HIDDEN_S

@@ -55,8 +55,8 @@ class _Known:
 
 
 class Trees:
-    """All processes below the keepers. `keepers` returns the process ids of the keepers, and `own`
-    those of the guest's other processes.
+    """Finds all processes below the keepers. The function `keepers` returns the process ids of the
+    keepers, and the function `own` returns the process ids of the guest's other processes.
     """
 
     def __init__(

@@ -24,8 +24,10 @@ class Maker(Protocol):
     """Creates one module, separately for each program of a main module."""
 
     def make(self, sent: Any, writing: threading.Lock) -> ModuleType:
-        """Return the module for a program that is about to start. `sent` is the host's argument.
-        The module's code holds `writing` while it writes a frame to the reply pipe.
+        """Return the module that a program can import. The program is about to start.
+
+        `sent` is what the host sent for the module. The module's functions hold the lock `writing`
+        while they write a frame to the reply pipe.
         """
 
     def close(self) -> None:

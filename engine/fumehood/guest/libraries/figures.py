@@ -116,8 +116,8 @@ class Results:
 
 @contextmanager
 def _warnings_without_place() -> Iterator[None]:
-    """Print each warning about a figure once, without a file and line, which would refer to this
-    module.
+    """Inside the `with` block, print each warning about a figure only once. The file and line of
+    the warning are left out, because they would refer to this module, not to the program.
     """
     shown = set()
 

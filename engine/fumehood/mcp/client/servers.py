@@ -144,9 +144,8 @@ class McpServers:
                 group.cancel_scope.cancel()
 
     def _put(self, server: str, tools: list[RegisteredTool], faults: dict[str, str]) -> None:
-        """Replace the registered tools of one server by `tools`, and log the faults in its list.
-
-        `faults` maps the name of a tool to a description of its fault.
+        """Replace the registered tools of one server by `tools`, and log each of `faults`, which
+        maps the name of a faulty tool in the server's list to a description of the fault.
         """
         self._tools[server] = []
         for tool in tools:
@@ -267,7 +266,9 @@ class McpServer:
             raise NetworkError(f"The MCP server {self.name} ended {when} the call.") from None
 
     def used(self) -> list[Share]:
-        """Return what parts of the engine add to the outcome of the call that has just ended."""
+        """Return the shares that parts of the engine add to the outcome of the call that has just
+        ended, such as a report on the server's requests.
+        """
         return self._around.used()
 
     async def follow(self) -> None:

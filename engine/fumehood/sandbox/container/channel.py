@@ -612,8 +612,8 @@ class ReceivedRun:
         self._disk_left = (limits.memory_mb or 0) * MB
 
     def mute(self) -> None:
-        """From now on, ignore files and progress reports. Close the run's streams. Output is still
-        passed on.
+        """From now on, ignore files and progress reports, and close the run's streams of parts. The
+        program's output is still passed on.
         """
         self._sink = self._on_progress = None
         self.close_streams()
