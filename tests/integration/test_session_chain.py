@@ -151,7 +151,7 @@ async def test_file_lock_held_by_a_thread_does_not_deadlock_the_next_call(
     next_call = (
         "file.write(b'!'), file.flush(), beside.readline().decode(), len(sys._current_frames())"
     )
-    assert value_of(await box.python(next_call, wall_s=5)) == [1, None, "two\n", 1]
+    assert value_of(await box.python(next_call)) == [1, None, "two\n", 1]
     written = await box.python("open('slow').read().strip('-')")
     assert value_of(written) == "!"
 

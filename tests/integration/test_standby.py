@@ -10,6 +10,7 @@ import pytest
 
 from conftest import ready_image
 from fumehood.core.errors import EndedBy
+from fumehood.sandbox.wall import RunEnding
 from support.one_container import OneContainer, one_container, value_of
 from support.wait import DEADLINE_S
 
@@ -152,7 +153,15 @@ async def test_program_runs_after_its_predecessor_was_killed(node: OneContainer,
     await node.javascript("0", wall_s=2)
     ended = await node.javascript(code, wall_s=2)
     assert ended.ended_by in (EndedBy.WALL_TIME, EndedBy.CPU_TIME, EndedBy.SIGNAL)
-    assert value_of(await node.javascript("1 + 1", wall_s=2)) == 2
+    assert value_of(await in_time(node, "1 + 1")) == 2
+
+
+async def in_time(node: OneContainer, code: str) -> RunEnding:
+    """Run a program with 2 s again until that is enough, as it may not be on a busy host."""
+    with anyio.fail_after(DEADLINE_S):
+        while (ending := await node.javascript(code, wall_s=2)).ended_by is EndedBy.WALL_TIME:
+            pass
+    return ending
 
 
 async def test_program_with_another_limit_gets_a_process_with_that_limit() -> None:
@@ -161,5 +170,5 @@ async def test_program_with_another_limit_gets_a_process_with_that_limit() -> No
         "require('fs').readFileSync('/proc/self/limits', 'utf8').match(/Max cpu time +(\\d+)/)[1]"
     )
     async with one_container(ready_image("node"), runtime="runc") as box:
-        for wall_s, expected in ((5, "7"), (5, "7"), (9, "11"), (9, "11")):
+        for wall_s, expected in ((60, "62"), (60, "62"), (90, "92"), (90, "92")):
             assert value_of(await box.javascript(limit, wall_s=wall_s)) == expected
