@@ -173,13 +173,16 @@ class HumanAsker:
         """Cancel a stored call, because a caller that waited for it (`call`) was cancelled.
 
         The stored call is not cancelled if it must continue (`ApprovalRequests.is_wanted`) or has
-        already ended.
+        already ended. Once it is decided, only a caller that asked to wait for it can cancel it.
         """
         with (
             anyio.move_on_after(TAKE_BACK_S, shield=True),
             suppress(IdempotencyConflict, ResourceNotFound),
         ):
             approval = (await self.requests.table.get(approval_id)).approval
+            has_waited = self.wait_s(call.request.options.wait_for_approval) > 0
+            if approval.state is not ApprovalState.PENDING and not has_waited:
+                return
             if not self.requests.is_wanted(approval, by_program=call.request.parent_id is not None):
                 await StoredCalls(services, self).cancel(approval_id, approval.principal_id)
 

@@ -19,11 +19,15 @@ from fumehood.approvals.model import (
     ApprovalState,
     NewDecision,
     RememberWish,
+    StoredApproval,
 )
+from fumehood.approvals.requests import ApprovalRequests
 from fumehood.budgets.settings import BudgetRule
+from fumehood.core.decision import DecisionBody
 from fumehood.core.envelope import CallFailed
 from fumehood.core.errors import InvalidParams
 from fumehood.core.identity import Principal, Scope
+from fumehood.executors.base import CallHandle
 from fumehood.registry.settings import ExternalToolSettings
 from fumehood.testing import FakeWall, ManualClock
 from support.answers import code_of
@@ -218,6 +222,31 @@ async def test_repeat_right_after_the_yes_is_allowed(tmp_path: Path) -> None:
             await here.engine.approvals.decide(approval_id, YES, ALICE, channel="test")
             answer = await here.engine.decide("Bash", {"command": f"make {number}"})
             assert answer.decision == "allow", answer
+
+
+async def test_repeat_that_is_cancelled_after_the_yes_loses_no_approval(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The repeat asked for no wait. That it had to wait for the record takes nothing back."""
+    recording, begin = anyio.Event(), ApprovalRequests.begin
+
+    async def slow(requests: ApprovalRequests, stored: StoredApproval) -> None:
+        await recording.wait()
+        await begin(requests, stored)
+
+    async with deciding(tmp_path) as here:
+        engine, approval_id = here.engine, await here.pending()
+        monkeypatch.setattr(ApprovalRequests, "begin", slow)
+        await engine.approvals.decide(approval_id, YES, ALICE, channel="test")
+        body, handle = DecisionBody(tool="Bash", arguments=RM), CallHandle()
+        repeat = asyncio.create_task(engine.run(body.reference, body.call, engine.owner, handle))
+        with anyio.fail_after(120):
+            while not engine.approvals.requests.runs.followers(approval_id):
+                await anyio.sleep(0.01)
+        handle.cancel()
+        assert code_of(await repeat) == "CANCELLED"
+        recording.set()
+        assert (await engine.decide("Bash", RM)).decision == "allow"
 
 
 async def test_edit_of_external_call_is_refused(tmp_path: Path) -> None:
