@@ -16,7 +16,7 @@ import anyio.to_thread
 
 from fumehood.core.errors import EngineError, FumehoodError
 from fumehood.core.limits import KERNEL_WALLS, least_limits
-from fumehood.core.part import Part, PartError, imported, named_faults
+from fumehood.core.part import Part, PartError, imported, named_faults, part_among
 from fumehood.engine_part import EnginePart, Kernel
 from fumehood.observe.log import log_fault
 from fumehood.observe.subscriber import Subscribers
@@ -58,8 +58,10 @@ class EngineParts:
         return iter(self._all)
 
     def part(self, kind: type[T]) -> T:
-        """Return this engine's instance of the part class `kind`."""
-        return next(part for part in self if isinstance(part, kind))
+        """Return this engine's instance of the part class `kind`. Raises PartError if there is no
+        such part.
+        """
+        return part_among(self, kind)
 
     def add_tools(self, registry: ToolIndex, registrations: Registrations) -> None:
         """Let each part register its own tools. Raises PartError if they cannot be registered."""

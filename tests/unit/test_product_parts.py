@@ -20,7 +20,17 @@ from fumehood import parts as module
 from fumehood.cli import doctor, main
 from fumehood.cli.findings import Finding
 from fumehood.core.errors import EngineError
-from fumehood.core.part import Check, Command, Options, Part, PartError, imported, ordered, placed
+from fumehood.core.part import (
+    Check,
+    Command,
+    Options,
+    Part,
+    PartError,
+    imported,
+    ordered,
+    part_among,
+    placed,
+)
 from fumehood.core.session import SessionRecord
 from fumehood.engine_part import EnginePart, Kernel
 from fumehood.parts import parts, with_methods
@@ -520,3 +530,9 @@ def test_two_parts_with_one_key_of_the_policy_are_refused(monkeypatch: pytest.Mo
         with pytest.raises(PartError, match=f"'a' and 'b' both add 'k' to {key}"):
             parts_of(monkeypatch, a=a, b=b)
         assert len(parts_of(monkeypatch, a=a, b=Part(name="b"))) == 2  # twin
+
+
+def test_part_that_another_needs_and_that_is_missing_is_named() -> None:
+    assert part_among(("other", 1), int) == 1  # twin
+    with pytest.raises(PartError, match="the part int, which is not there"):
+        part_among(("other",), int)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 from pydantic import Field
@@ -15,9 +16,10 @@ from fumehood.core.call import MAX_TOOL_CHARACTERS
 from fumehood.core.errors import ShuttingDown
 from fumehood.core.identity import Principal
 from fumehood.engine_with_parts import Engine
-from fumehood.http.answers import results_response
+from fumehood.http.answers import JsonResponse
 from fumehood.http.endpoint import Needs, ParsedBy, endpoint
 from fumehood.http.routes.calls import cancelled_with
+from fumehood.protocol.messages import encode_envelope
 
 
 class BatchCall(CallBody):
@@ -47,7 +49,16 @@ async def call_tools(
     batch = engine.open_batch(body, caller)
     async with cancelled_with(request, batch.cancel):
         await batch.run()
-    return results_response(engine, batch.texts)
+    return _response(engine, batch.texts)
+
+
+def _response(engine: Engine, texts: Sequence[bytes]) -> Response:
+    """Return a response whose success envelope has `texts`, which are already JSON, as
+    `data.results`.
+    """
+    head, results, tail = encode_envelope(engine.answer({"results": []})).partition(b'"results":[')
+    content = b"".join((head, results, b",".join(texts), tail))
+    return JsonResponse(content)
 
 
 OPERATIONS = [call_tools]

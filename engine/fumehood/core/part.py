@@ -275,6 +275,14 @@ def imported(place: Named | None, default: Any = ()) -> Any:
     return default if place is None else pkgutil.resolve_name(place)
 
 
+def part_among(parts: Iterable[object], kind: type[V]) -> V:
+    """Return the instance of `kind` among `parts`. Raises PartError if there is none."""
+    found = next((part for part in parts if isinstance(part, kind)), None)
+    if found is None:
+        raise PartError(f"This needs the part {kind.__name__}, which is not there.")
+    return found
+
+
 def placed(kernel: Sequence[str], added: Mapping[str, str]) -> list[str]:
     """Insert the keys of `added` into the built-in names (`kernel`), and return all names in order.
     Each key is placed after the name that is its value.

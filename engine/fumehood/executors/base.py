@@ -23,6 +23,7 @@ from fumehood.core.errors import ApprovalExpired, EndedBy, EngineError
 from fumehood.core.identity import TrustDomain
 from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import Limits
+from fumehood.core.part import part_among
 from fumehood.core.tool import ToolDefinition
 from fumehood.executors.around import Around
 from fumehood.executors.effects import Effect
@@ -150,8 +151,10 @@ class ToolRun:
     required consent."""
 
     def part(self, kind: type[T]) -> T:
-        """Return the engine's instance of the part class `kind`, for executors of parts."""
-        return next(part for part in self.parts if isinstance(part, kind))
+        """Return the engine's instance of the part class `kind`, for executors of parts. Raises
+        PartError if there is no such part.
+        """
+        return part_among(self.parts, kind)
 
     @property
     def traceparent(self) -> str:

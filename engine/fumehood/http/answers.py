@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 
 from pydantic import BaseModel
 from starlette.background import BackgroundTask
@@ -62,15 +62,6 @@ def engine_of(request: Request) -> Engine:
 def answer(engine: Engine, data: BaseModel) -> Response:
     """Return a response with `data` in a success envelope. For operations other than calls."""
     return envelope_response(engine.answer(data.model_dump(mode="json")))
-
-
-def results_response(engine: Engine, texts: Sequence[bytes]) -> Response:
-    """Return a response whose success envelope has `texts`, which are already JSON, as
-    `data.results`.
-    """
-    head, results, tail = encode_envelope(engine.answer({"results": []})).partition(b'"results":[')
-    content = b"".join((head, results, b",".join(texts), tail))
-    return JsonResponse(content)
 
 
 def stopped(engine: Engine, tool: str | None) -> Envelope:
