@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from support.health import LONGEST_WAIT_S, Health, asking_for_health
+from support.health import Health, asking_for_health
 
 
 @pytest.fixture(autouse=True)
@@ -25,4 +25,4 @@ def health(monkeypatch: pytest.MonkeyPatch) -> Iterator[Health]:
     monkeypatch.setattr(asyncio.Handle, "_run", measured)
     with asking_for_health(found):
         yield found
-    assert found.longest_s < LONGEST_WAIT_S, found.what
+    assert found.longest_s < found.limit_s, found.what

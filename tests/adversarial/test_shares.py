@@ -22,6 +22,7 @@ from fumehood.core.limits import MAX_BODY_BYTES, Limits
 from fumehood.http.peer import MAX_CONNECTIONS, MAX_HELD_BYTES
 from fumehood.interpreter.wall import InterpreterWall
 from fumehood.sandbox.process.wall import JailWall
+from support.health import Health
 from support.http import SocketClient, connect, read_to_end, split_answer
 from support.wait import DEADLINE_S, wait_until
 
@@ -52,8 +53,9 @@ def hold() -> Iterator[Callable[..., socket.socket]]:
 
 @pytest.mark.row("D1", "D4")
 def test_caller_holding_all_connections_does_not_block_control_socket(
-    start_daemon: Any, hold: Any
+    start_daemon: Any, hold: Any, health: Health
 ) -> None:
+    health.expect_connections(MAX_CONNECTIONS)
     daemon = start_daemon()
     control = daemon.socket.with_name("control.sock")
     held = [hold(daemon.socket, UNFINISHED) for _ in range(MAX_CONNECTIONS)]

@@ -19,6 +19,7 @@ from pathlib import Path
 
 import pytest
 
+from support.health import Health
 from support.http import SocketClient, connect, read_to_end, split_answer
 from support.wait import DEADLINE_S
 
@@ -297,7 +298,8 @@ def test_client_disconnect_mid_request_does_not_affect_others(shared_daemon, cli
 
 
 @pytest.mark.row("D1")
-def test_500_connections_at_once_are_all_served(shared_daemon) -> None:
+def test_500_connections_at_once_are_all_served(shared_daemon, health: Health) -> None:
+    health.expect_connections(500)
     everybody = threading.Barrier(500)
     answers: list[dict] = []
 

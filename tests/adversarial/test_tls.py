@@ -29,6 +29,7 @@ from fumehood.http.server import HANDSHAKE_S, CountingListener, context_of
 from fumehood.protocol.engine_paths import ConfigError
 from support.authority import Authority
 from support.certificates import make_certificate
+from support.health import Health
 from support.wait import wait_until
 
 pytestmark = pytest.mark.row("B10", "D3")
@@ -136,7 +137,11 @@ async def test_clients_reach_the_engine_over_tls_only_if_they_trust_its_certific
             Client(wrong, credential=credential)
 
 
-def test_attack_plain_http_an_old_protocol_and_a_silent_client_get_no_answer(tls: Site) -> None:
+def test_attack_plain_http_an_old_protocol_and_a_silent_client_get_no_answer(
+    tls: Site, health: Health
+) -> None:
+    too_many = MAX_CONNECTIONS // 2 + 1
+    health.expect_connections(too_many)
     with tls.connect() as silent:
         with tls.connect() as plain:
             request = f"POST {CALL} HTTP/1.1\r\nhost: {NAME}\r\nauthorization: Bearer {tls.token}"
@@ -151,7 +156,7 @@ def test_attack_plain_http_an_old_protocol_and_a_silent_client_get_no_answer(tls
         assert tls.ask("/v1/tools", {"authorization": f"Bearer {tls.token}"}, "GET")[0] == 200
         assert silent.recv(1) == b""  # the handshake's time is over
     with ExitStack() as held:
-        many = [held.enter_context(tls.connect()) for _ in range(MAX_CONNECTIONS // 2 + 1)]
+        many = [held.enter_context(tls.connect()) for _ in range(too_many)]
         wait_until(lambda: select.select(many[-1:], [], [], 0)[0], HANDSHAKE_S - 1)
 
 
