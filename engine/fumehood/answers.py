@@ -24,8 +24,8 @@ from fumehood.identity.model import Agent, Binding
 
 
 class Done(Value):
-    """An answer that only repeats what the request named. For such an answer, the clients' methods
-    return None.
+    """An answer with no data except what the request itself contained, such as an id. The clients'
+    methods return None instead of such an answer.
     """
 
 
@@ -90,7 +90,9 @@ class ToolDetails(Value):
 
 
 class ToolWithSource(ToolDefinition):
-    """A tool definition, its source, and the rules that protect models and that the tool breaks."""
+    """A tool definition and its source. `findings` lists the lint rules for the protection of
+    models that the tool breaks.
+    """
 
     source: str
     findings: tuple[Finding, ...] = ()
@@ -123,12 +125,12 @@ class CallAnswer(Value):
 
 
 class CallDetails(Value):
-    """One call of any principal, with everything that is kept of it.
+    """One call of any principal, with everything that is kept of the call. Only approvers and
+    administrators receive these details.
 
-    For approvers and administrators. `stages_ms` has the duration of each stage, in order.
-    `audit_seq` is the number of the call's row in the audit chain (the engine's tamper-evident
-    log). `children` are the calls that the call's program made, directly or through the programs of
-    other calls.
+    `stages_ms` has the duration of each stage, in order. `audit_seq` is the number of the call's
+    row in the audit chain (the engine's tamper-evident log). `children` are the calls that the
+    call's program made, directly or through the programs of other calls.
     """
 
     call: CallRecord
@@ -158,10 +160,11 @@ class ProjectFile(Value):
 
 
 class ProjectDiff(Value):
-    """The changes in a session's project since it was copied into the session.
+    """The changes in a session's project since the project was copied into the session.
 
-    `diff` is in git's format, and `truncated` is true if `diff` is incomplete. `unseen` are links
-    out of the project and special files, which are never applied.
+    `diff` is in git's format, and `truncated` is true if `diff` is incomplete. `unseen` lists the
+    paths that are missing from `diff` and are never applied: special files, and links that point
+    out of the project.
     """
 
     diff: str
@@ -333,7 +336,9 @@ class AuditRotation(Value):
 
 
 class AuditPage(Value):
-    """Rows of the audit chain, oldest first. `next_cursor` is the next page's `after`."""
+    """A page of rows of the audit chain, oldest first. To get the next page, send
+    `pagination.next_cursor` as the query's `after`.
+    """
 
     items: tuple[AuditRecord, ...]
     pagination: Pagination

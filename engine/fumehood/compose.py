@@ -99,12 +99,11 @@ def compose(
     container: SessionWall | None,
     walls_given: Mapping[str, Wall],
 ) -> Composition:
-    """Create the objects of an engine, with the database `given`. The stores of files are not
-    opened yet.
+    """Create the objects of an engine. The stores of files are not opened yet.
 
-    Each wall in `walls_given` replaces the wall of a part with the same name. None for another
-    argument means a default, such as the configuration from the environment, a new database, or no
-    log.
+    `given` is the engine's database. Each wall in `walls_given` replaces the wall of a part with
+    the same name. If an argument is None, its default is used, such as a new database, the
+    configuration from the environment, or no log.
 
     Raises:
         ConfigError, TypeError, InvalidDefinition, DamagedState, PolicyError, PartError: the first
@@ -198,10 +197,15 @@ def _make_walls(
 def _check_maker(
     identities: Identities, intake: Intake, principal: Principal, agent_id: str | None
 ) -> Sequence[str]:
-    """Refuse a principal that may not create a session, and everyone while the engine is stopping.
+    """Check that a principal may create a session now, for the agent `agent_id`. Return the presets
+    to which the agent is bound.
 
-    Return the presets to which the agent is bound. `identities` knows the agents, and `intake`
-    knows whether the engine is stopping.
+    `identities` knows the agents, and `intake` knows whether the engine is stopping.
+
+    Raises:
+        PermissionDenied: the principal may not call tools.
+        ResourceNotFound: there is no such agent, or the principal may not act for it.
+        ShuttingDown: the engine is stopping, so nobody may create a session.
     """
     presets = identities.presets_of(principal, agent_id)
     if intake.is_draining:
@@ -305,7 +309,7 @@ class EngineLife:
                 await self._made.parts.close()
 
     async def _follow_policy(self) -> None:
-        """Watch the policy file, in a task."""
+        """Start a task that watches the policy file until the engine is stopped."""
         group = await self._stack.enter_async_context(anyio.create_task_group())
         self._stack.callback(group.cancel_scope.cancel)
         group.start_soon(self._made.policy.follow)
@@ -327,9 +331,10 @@ class EngineLife:
             )
 
     async def _recover_keys(self) -> None:
-        """Mark the idempotency keys of interrupted calls as lost.
+        """Record that the answers of interrupted calls are lost, for each call that has an
+        idempotency key.
 
-        If this fails, the engine detects each lost call when its key is used again.
+        If this fails, the engine detects each lost answer when the call's key is used again.
         """
         recover = partial(self._made.services.keys.recover, self._now())
         lost = await self._try("idempotency_keys", recover)
@@ -337,11 +342,10 @@ class EngineLife:
             self._log.warning("idempotency.outcomes_unknown", calls=lost)
 
     async def _try(self, name: str, work: Callable[[], Awaitable[T]]) -> T | None:
-        """Do some work on a store and return its result. `name` is the name of the store in the
-        log.
+        """Call `work`, which uses the store `name`, and return its result.
 
-        If the store fails, log the failure and return None. The engine still starts, and answers
-        report what is missing.
+        If the store fails, log the failure under `name` and return None. The engine still starts,
+        and answers report what is missing.
         """
         try:
             return await work()

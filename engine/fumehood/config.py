@@ -90,7 +90,9 @@ PREFIX, NESTED = "FUMEHOOD_", "__"
 
 
 class TlsSettings(Value):
-    """PEM files with the certificate chain and the private key for the engine's address."""
+    """The paths of two PEM files, with the certificate chain and the private key for the engine's
+    TCP address.
+    """
 
     cert: Path
     key: Path
@@ -164,8 +166,8 @@ class KernelConfig(BaseSettings):
     @field_validator("parts")
     @classmethod
     def _require_loaded(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        """Refuse the name of a part that is not loaded. A part is loaded only if it was already
-        named when the engine started.
+        """Raise ValueError if `value` names a part that is not loaded. Parts are loaded when the
+        program starts, so naming a part later has no effect.
         """
         if missing := set(value) - {part.name for part in parts()}:
             raise ValueError(f"{min(missing)!r} was not loaded: name it in {VARIABLE}")
@@ -216,8 +218,8 @@ class KernelConfig(BaseSettings):
 
     @cached_property
     def principal_ids(self) -> dict[int, str]:
-        """Maps the id of each Unix user to whom the configuration assigns a principal to this
-        principal's id.
+        """Maps the id of a Unix user to the id of the principal that the configuration assigns to
+        this user.
         """
         return {uid: principal.id for principal in self.principals for uid in principal.uids}
 
@@ -278,10 +280,11 @@ class KernelConfig(BaseSettings):
 
 
 def _unknown_tables(settings: type[BaseSettings]) -> Iterator[tuple[str, str]]:
-    """Find the environment variables that set a table or a list which `settings` does not have.
-    For each of them, yield the key of this table or list and the variable's value.
+    """Find the environment variables that set a table or a list which `settings` does not have. For
+    each variable, yield the key of this table or list and the variable's value.
 
-    Such a key may belong to a part that is missing. With these pairs, the validation refuses it.
+    The caller validates these pairs as settings, so that unknown keys are refused. The key may, for
+    example, belong to a part that is missing.
     """
     for name, value in os.environ.items():
         beginning, _, path = name.upper().partition(PREFIX)

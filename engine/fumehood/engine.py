@@ -249,7 +249,8 @@ class Engine:
     def run(
         self, tool: str, body: CallBody, principal: Principal | None, live: CallHandle | None = None
     ) -> Coroutine[Any, Any, Envelope]:
-        """Return a coroutine that runs one call. The principal must already be authenticated.
+        """Return a coroutine that runs one call. `body` is the parsed request, and `principal` the
+        caller, who must already be authenticated.
 
         `live` is a handle that receives the call's events and can cancel the call.
         """
@@ -259,8 +260,9 @@ class Engine:
         """Record that the caller has received the answer to a call. `live` is the handle of the
         call.
 
-        From now on, an identical call counts as a new call, not as a repeat. Use this method only
-        for a streamed call, or if `live` has `is_delivered_later`.
+        From now on, an identical call counts as a new call, not as a repeat. Only use this method
+        for a streamed call, or for a call whose handle has `is_delivered_later` set. The engine
+        itself records the delivery of other calls.
         """
         self._made.calls.delivered(live)
 
@@ -354,7 +356,9 @@ class Engine:
         return self.registry.changes, agents, principal.has_authenticated
 
     def findings(self, tool: RegisteredTool) -> tuple[Finding, ...]:
-        """Return the rules that protect models and that a tool's definition breaks."""
+        """Return a finding for each rule against the manipulation of models that a tool's
+        definition breaks.
+        """
         if tool.source is Source.BUILTIN:  # an imitated name is the other tool's fault
             return ()
         from fumehood.registry.poison import poison  # its patterns take a while to compile
@@ -392,7 +396,9 @@ class Engine:
         max_cost: Decimal | None = None,
         at_most: int | None = None,
     ) -> Selection:
-        """Return an agent's tools in the agent's order and as the agent sees them.
+        """Return those of an agent's tools that pass the given filters, in the agent's order and as
+        the agent sees them. `max_cost` limits the cost of each tool, and `at_most` the number of
+        tools.
 
         The result also contains the omitted tools, with the reasons.
 
@@ -499,8 +505,8 @@ class Engine:
             return await self.blobs.read(file)
 
     async def whole(self, envelope: Envelope, field: str) -> Any:
-        """Return the full text of an answer's field, such as `stdout`, even if the answer contains
-        it shortened.
+        """Return the full text of an answer's field, such as `stdout`. The answer itself may
+        contain only a part of a long text.
 
         `field` is the dotted path of the field in `data` or in `error.details`.
 
@@ -522,8 +528,8 @@ class Engine:
     def answer(
         self, data: JsonObject, error: EngineError | None = None, tool: str | None = None
     ) -> Envelope:
-        """Return an envelope without a call id, for an answer that is not a call's, such as a list
-        of tools.
+        """Return an envelope without a call id, for an answer to a request that is not a tool call,
+        such as a request for the list of tools.
         """
         now = self.now()
         return Envelope(
@@ -572,8 +578,8 @@ class Engine:
     def walls(self) -> dict[str, dict[str, Any]]:
         """The enforced limits, the readiness and the faults of each wall in use.
 
-        If an `essential` wall is not ready, the engine refuses all calls; if another wall is not
-        ready, only the calls that need that wall.
+        If an `essential` wall is not ready, the engine refuses all calls. If another wall is not
+        ready, the engine refuses only the calls that need this wall.
         """
         return self._made.walls.report()
 

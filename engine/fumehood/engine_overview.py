@@ -85,7 +85,9 @@ class Overview:
         return found[1]
 
     def _running(self) -> list[LiveCall]:
-        """Return the running calls, oldest first. A call that was approved appears only once."""
+        """Return the running calls, oldest first. A call that runs after its approval is listed
+        once, even if its caller still waits for it.
+        """
         found = {one.request.call_id: one for one in self._made.calls.running.values()}
         for run in self._made.approvals.requests.runs.running.values():
             if run.request is not None:

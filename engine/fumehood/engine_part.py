@@ -143,7 +143,8 @@ class EnginePart(Subscriber, CallPart):
         return {}
 
     def image_maker(self) -> NewImageMaker | None:
-        """Return a function that creates the `ImageMaker` of the engine's containers, or None.
+        """Return a function that creates the `ImageMaker`, which adds packages to the images of the
+        engine's containers. Return None if the part has no such function.
 
         Called once, before `walls`. At most one part of an engine may return a function.
         """
@@ -159,8 +160,9 @@ class EnginePart(Subscriber, CallPart):
 
     @asynccontextmanager
     async def around_lasting(self, program: LastingProgram) -> AsyncIterator[Given | None]:
-        """Surround the run of a program that serves many calls. Yield this part's contributions to
-        the run, or None.
+        """Surround the run of a program that serves many calls: the context is entered before the
+        program starts, and left after it has ended. Yield what this part adds to the run, such as
+        environment variables, or None.
 
         Raises EngineError if the program must not run, or if this part has ended the program.
         """
@@ -168,8 +170,9 @@ class EnginePart(Subscriber, CallPart):
 
     @asynccontextmanager
     async def while_open(self) -> AsyncIterator[None]:
-        """Work in the background while the database is open. The block begins before any other
-        object of the engine is started, and ends after every other object has stopped.
+        """Work in the background while the database is open. Implementations are asynchronous
+        context managers: they are entered before any other object of the engine is started, and
+        left after every other object has stopped.
         """
         yield
 
@@ -182,8 +185,9 @@ class EnginePart(Subscriber, CallPart):
 
     @asynccontextmanager
     async def running(self, made: Composition) -> AsyncIterator[None]:
-        """Work in the background while the engine runs. The block begins before the first call, and
-        ends after the last call. `made` contains the engine's objects.
+        """Work in the background while the engine runs. Implementations are asynchronous context
+        managers: they are entered before the first call, and left after the last call. `made`
+        contains the engine's objects.
         """
         yield
 
@@ -235,8 +239,8 @@ class EnginePart(Subscriber, CallPart):
 async def around_lasting(
     program: LastingProgram, parts: Iterable[EnginePart]
 ) -> AsyncIterator[Surroundings]:
-    """Enter the `around_lasting` hooks of all parts for a program that serves many calls. Yield the
-    contributions of all parts.
+    """Enter the `around_lasting` hooks of all parts for a program that serves many calls. Yield
+    what all parts together add to the program's run.
 
     Raises:
         SandboxUnavailable: the program needs a feature that no part provides.

@@ -74,8 +74,8 @@ class EngineParts:
         return {part.approver for part in self if part.approver}
 
     def image_maker(self) -> NewImageMaker | None:
-        """Return the function that creates the `ImageMaker` of this engine, or None if no part has
-        one.
+        """Return the function that creates the `ImageMaker`, which adds packages to the images of
+        the engine's containers. Return None if no part has such a function.
 
         Raises PartError if two parts have such a function.
         """
@@ -111,8 +111,8 @@ class EngineParts:
         return found
 
     def use_policy(self, registry: ToolIndex, policy: Policy | None) -> None:
-        """Pass the values of the policy keys that parts add to all parts. `registry` has the
-        registered tools. `policy` is None if there is no policy file.
+        """Pass all parts the values of those policy keys that parts define, from the policy file.
+        `registry` has the registered tools. `policy` is None if there is no policy file.
         """
         values = policy.of_parts if policy is not None else {}
         tools = {tool.definition.name for tool in registry}
@@ -123,9 +123,9 @@ class EngineParts:
         """Return the parts' hooks that the pipeline calls.
 
         Raises:
-            PartError: a part adds a key to rules (`Part.excesses`), but no gate (check before a
-                call) has this key, so that a rule with the key would never match. `CallParts.of`
-                raises PartError for further reasons.
+            PartError: a part adds a key to the rules of policies (`Part.excesses`), but no gate
+                (check before a call) has this key. A rule with this key would never match. Or
+                `CallParts.of` raises PartError for another reason.
         """
         gates = tuple(gate for part in self for gate in part.gates())
         if missing := self._keys - {gate.key for gate in gates}:
@@ -133,13 +133,17 @@ class EngineParts:
         return CallParts.of(self, gates, self._kernel.subscribers)
 
     async def open(self, stack: AsyncExitStack) -> None:
-        """Enter `while_open` of all parts. The exit of `stack` ends this background work."""
+        """Enter the context manager `while_open` of each part. The contexts are left when `stack`
+        is closed.
+        """
         for part in self:
             with self._starting(part):
                 await stack.enter_async_context(part.while_open())
 
     async def start(self, made: Composition, stack: AsyncExitStack) -> None:
-        """Enter `running` of all parts. The exit of `stack` ends this background work."""
+        """Enter the context manager `running` of each part, with the engine's objects `made`. The
+        contexts are left when `stack` is closed.
+        """
         for part in self:
             with self._starting(part):
                 await stack.enter_async_context(part.running(made))
@@ -210,8 +214,8 @@ class EngineParts:
 def _only(does: str, found: Iterable[tuple[EnginePart, T | None]]) -> T | None:
     """Return the only object in `found` that is not None, or None if there is no such object.
 
-    Each item is a part and the part's object. `does` says in the message what the object does.
-    Raises PartError if two parts have an object.
+    Each item of `found` is a part and the part's object. `does` says what the object does, for the
+    error's message. Raises PartError if two parts have an object.
     """
     given = [(part, one) for part, one in found if one is not None]
     if len(given) > 1:

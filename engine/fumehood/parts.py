@@ -134,8 +134,10 @@ def places(kind: Literal["states", "files"]) -> dict[str, Named]:
 
 
 def fields_of_parts(values: Mapping[str, JsonObject]) -> dict[str, Any]:
-    """Return the fields that parts add to a session's record, by name. `values` contains the values
-    that the parts keep with the session, by name. A field whose value is missing is None.
+    """Return the fields that parts add to the record of a session, as a dict from name to value.
+
+    `values` maps the name of each field to what a part has stored with the session. A field for
+    which nothing was stored is None.
     """
     return {
         name: imported(place)(values[name]) if name in values else None
@@ -168,10 +170,11 @@ def coming(config: Any) -> list[str]:
 
 
 def named() -> tuple[str, ...]:
-    """Return the names of the parts of other distributions that the operator wants to load.
+    """Return the names of the parts of other distributions that the operator wants to load, from an
+    environment variable or from the setting `parts` of the configuration file.
 
-    If the setting cannot be read, the result is empty. `Config` later checks the setting and
-    reports the fault.
+    If neither can be read, the result is empty. `Config` later checks the setting and reports the
+    fault.
     """
     given: Any = os.environ.get(VARIABLE)
     if not given:

@@ -152,7 +152,7 @@ class FakeWall:
         memory_mb: int | None = None,
         image: str | None = None,
     ) -> AsyncIterator[_FakeLease]:
-        """Yield a fake lease, without waiting."""
+        """Yield a fake lease at once. A real wall may wait before it yields a lease."""
         yield _FakeLease(self, domain, fresh, memory_mb, image)
 
     async def hold(
@@ -189,13 +189,13 @@ class FakeWall:
         """Do nothing, because the size of the fake host is always known."""
 
     def spare_copies(self, copies: Callable[[], Iterable[str]]) -> None:
-        """Store the function `copies`, which returns the names of the copies that are still
-        needed.
+        """Store the function `copies`, so that tests can call it. The function returns the names of
+        the disk copies that must be kept.
         """
         self.copies = copies
 
     def sweep_soon(self) -> None:
-        """Do nothing, because fake disks take no space."""
+        """Do nothing. Fake disks take no space, so none must be removed."""
 
     @asynccontextmanager
     async def fork(self, copy: str, session_id: str, home: SessionHome) -> AsyncIterator[str]:
@@ -209,7 +209,7 @@ class FakeWall:
         yield place.name
 
     def expect(self, record: SessionRecord, home: SessionHome) -> None:
-        """Do nothing, because nothing removes a fake container."""
+        """Do nothing. Fake containers are never removed, so none must be protected from removal."""
 
     def resume(
         self, record: SessionRecord, home: SessionHome, on_lost: Callable[[], None]
@@ -307,11 +307,15 @@ class FakePlace:
         raise NetworkError("Nothing listens on this port.")
 
     async def pause(self) -> None:
-        """Pause this container until the next `until_free`, unless it is stopped or lost."""
+        """Pause this container until `until_free` is called, unless the container is stopped or
+        lost.
+        """
         self.is_paused = self.lost is None and not self.is_stopped
 
     async def stop(self, unless: Callable[[], bool] = lambda: False) -> None:
-        """Stop this container until the next `until_free`, unless `unless()` returns True."""
+        """Stop this container until `until_free` is called. Do nothing if the container is already
+        stopped or `unless()` returns True.
+        """
         if not self.is_stopped and not unless():
             self.is_stopped, self.is_paused = True, False
             self.on_lost()
@@ -374,5 +378,7 @@ class FakePlace:
             self.on_lost()
 
     async def until_gone(self) -> None:
-        """Wait until `may_go` is set, which it is unless a test clears it."""
+        """Wait until `may_go` is set. It is set from the beginning, so this method waits only if a
+        test has cleared it.
+        """
         await self.may_go.wait()

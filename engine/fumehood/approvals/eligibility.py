@@ -19,7 +19,8 @@ from fumehood.policy.model import Decision
 
 
 class Eligibility:
-    """The approvers and callers of one engine, with the authority that they have now.
+    """Determines which principals of one engine can approve calls now, and with what authority a
+    stored call's caller acts now.
 
     `others` are ids of further principals that can approve, such as the principal for decisions
     that arrive through the webhook.
@@ -78,8 +79,10 @@ class Eligibility:
             raise refusals.too_few_approvers(tool, lack)
 
     def shown(self, approval: Approval) -> Approval:
-        """Return the approval with its fields `counted` and `stuck` filled in. They depend on who
-        can approve now.
+        """Return a copy of the approval with two fields set that depend on who can approve now.
+
+        `counted` lists the approvers whose approval counts. `stuck` is a text that explains why the
+        quorum cannot be reached, or None if it can be reached.
         """
         if approval.state is not ApprovalState.PENDING:
             return approval.model_copy(update={"counted": tuple(sorted(approval.yes_votes))})

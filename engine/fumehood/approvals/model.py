@@ -87,10 +87,11 @@ class DecisionRecord(Value):
 
 
 class Approval(Value):
-    """One approval. `version` grows with every visible change, and is used as the `ETag`.
+    """The approval of one call: its state, what the call would do, and the approvers' decisions.
 
-    Callers see their own approvals without `approvers`, `decisions`, `binding` and `sends`, and
-    without the arguments that the agent's configuration fixes.
+    `version` grows with every visible change, and is used as the `ETag`. Callers see the approvals
+    of their own calls without `approvers`, `decisions`, `binding` and `sends`, and without the
+    arguments that the agent's configuration fixes.
     """
 
     id: str
@@ -169,7 +170,7 @@ class Approval(Value):
 
     @property
     def yes_votes(self) -> frozenset[str]:
-        """The ids of the principals who approved the current action."""
+        """The ids of the principals who approved the call's action in its present form."""
         return yes_votes(self.decisions, self.action_digest)
 
 
@@ -255,15 +256,15 @@ class SeveralDecisions(Value):
 
 
 class Resolution(Value):
-    """The outcome of an interrupted call, as determined by a human."""
+    """The outcome, determined by a human, of a call that was running when its engine ended."""
 
     outcome: Literal["done", "failed"]
     note: str | None = Field(default=None, max_length=MAX_REASON_CHARACTERS)
 
 
 class ApprovalQuery(Value):
-    """A request to list approvals, newest first. `cursor` is the id of the last approval that was
-    received.
+    """A request to list approvals, newest first. `cursor` is the id of the last approval on the
+    previous page.
     """
 
     state: ApprovalState | None = None
@@ -275,7 +276,9 @@ class ApprovalQuery(Value):
 
 
 class ApprovalPage(Value):
-    """One page of a list of approvals. The approvals have no `binding`."""
+    """One page of a list of approvals. In these, the field `binding` (the document with everything
+    that determines what a call will do) is null.
+    """
 
     items: tuple[Approval, ...]
     has_more: bool

@@ -84,9 +84,11 @@ def action_of(
 
 
 def sends_of(permitted: PermittedCall, plan: Plan, services: PipelineServices) -> JsonObject | None:
-    """Return what a call would send to another service, or None if it sends nothing.
+    """Return the request that a call would send to another service, or None if the call sends no
+    request. Nothing is sent.
 
-    Raises the same errors as `Executor.sends`.
+    Raises:
+        EngineError: the call itself would fail with this error.
     """
     return plan.executor.sends(
         permitted.tool, permitted.arguments, services.cursors, permitted.principal.id
@@ -113,7 +115,8 @@ def is_same(before: Mapping[str, Any], after: Mapping[str, Any], name: str) -> b
 def definition_digest(
     tool: RegisteredTool, context: JsonObject | None = None, sends: JsonObject | None = None
 ) -> str:
-    """Return a hash of a tool's definition, the tool's code and the call's context.
+    """Return a hash of a tool's definition and code, and of `context`, the context that the caller
+    gave for the call.
 
     The code is the source of the tool's function. For a tool that a server runs, `sends` describes
     the server and is used instead of the code.
@@ -220,8 +223,9 @@ _OF_RULES = ("rule", "asked_by", "reason", "budget", "policy_version")
 
 
 def with_action(stored: StoredApproval, new: StoredApproval) -> StoredApproval:
-    """Return `stored` with the action of `new`. The two differ in the arguments or in the
-    preview.
+    """Return `stored` with the action of `new`: the new arguments, and everything else that
+    determines what the call would do. Both are approvals of the same call, whose arguments or
+    preview have changed.
     """
     asked = new.request
     request = replace(stored.request, arguments=asked.arguments, expected=asked.expected)
@@ -231,8 +235,8 @@ def with_action(stored: StoredApproval, new: StoredApproval) -> StoredApproval:
 def edited(stored: StoredApproval, new: StoredApproval, *, is_asked: bool) -> StoredApproval:
     """Return `stored` with the arguments and the action of `new`.
 
-    `new` is the approval that the edited call would request. If `is_asked` is True, the policy
-    requires approval for the edited call as well.
+    `new` is the approval that the edited call would request. `is_asked` says whether the policy
+    requires approval for the edited call too.
 
     Raises:
         PermissionDenied: too few approvers may decide on both the original and the edited call.

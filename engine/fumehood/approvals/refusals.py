@@ -75,7 +75,8 @@ def too_many_wait(of_this_caller: int) -> RateLimited:
 
 
 def waits(approval: Approval, url: str | None) -> RequiresHumanApproval | CallInProgress:
-    """Return the error for a stored call that has not ended. `url` is the address of the approval's
+    """Return the error for a stored call that has not ended: CallInProgress if the call was
+    approved and is running, otherwise RequiresHumanApproval. `url` is the address of the approval's
     page.
     """
     if approval.state is not ApprovalState.PENDING:
@@ -179,8 +180,8 @@ def not_as_approved(changed: Sequence[str]) -> ApprovalExpired:
 
 
 def used_decision() -> ApprovalExpired:
-    """Return the error for an `external:` call whose approval was already used by an identical
-    call.
+    """Return the error for an `external:` call (which the client runs itself, after the engine's
+    decision) if an identical call has already used the approval.
     """
     return ApprovalExpired(
         "This approval was used for an equal call. Ask again if this call is needed as well."

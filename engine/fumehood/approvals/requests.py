@@ -120,11 +120,10 @@ class ApprovalRequests:
         return sessions_of(waiting)
 
     async def same_call(self, repeat_key: str, tool: str) -> str | None:
-        """If a call with this key repeats a stored call of the tool, return the approval id of the
-        stored call, otherwise None.
+        """Return the approval id of the stored call that a new call of the tool repeats, or None.
 
-        The stored call is waiting or running, or it ended recently and nobody has fetched its
-        answer.
+        `repeat_key` identifies the new call's caller and action. The stored call has the same key.
+        It is waiting or running, or it ended recently and nobody has fetched its answer.
         """
         found = await self.table.of_repeat(repeat_key, self._repeated_since(tool))
         return found[0] if found is not None and found[1] not in self._fetched else None
@@ -138,8 +137,8 @@ class ApprovalRequests:
         self._fetched[call_id] = asyncio.ensure_future(self._store_fetched(call_id))
 
     async def use_decision(self, call_id: str) -> None:
-        """Use up the approval of an `external:` call. This must happen before the caller receives
-        the approval.
+        """Use up the approval of an `external:` call, which the client runs itself. This must
+        happen before the caller receives the approval.
 
         Raises:
             ApprovalExpired: an identical call has already received the approval.
@@ -254,8 +253,8 @@ class ApprovalRequests:
     # -- changes -------------------------------------------------------------------------
 
     async def change(self, *changes: tuple[str, Step]) -> list[StoredApproval]:
-        """Apply steps to approvals in one transaction, and return the changed approvals. Each
-        change is a pair of an approval id and a step.
+        """Change several approvals in one transaction, and return the changed approvals. Each of
+        `changes` is a pair of an approval id and the step (the change) to apply to that approval.
 
         Raises:
             ResourceNotFound, IdempotencyConflict, ApprovalExpired: a step cannot be applied;
@@ -304,7 +303,9 @@ class ApprovalRequests:
         changed.set()
 
     def _release(self, approval_id: str) -> None:
-        """Release the quota and the held action of a call that was not stored."""
+        """Undo the preparations for a call that was then not stored: stop counting the call against
+        the quota, and drop its held action (the action that would run instead of the tool).
+        """
         self._quota.release(approval_id)
         self.held.pop(approval_id, None)
 
@@ -316,11 +317,11 @@ class ApprovalRequests:
             self._fetched.pop(call_id, None)
 
     def _repeated_since(self, tool: str) -> datetime:
-        """Return the cutoff time for repeats of calls of a tool. If a call ended before this time,
-        a repeat does not get its answer.
+        """Return the time since which a call of the tool must have ended so that a repeat of the
+        call still gets its answer.
 
-        For an `external:` tool, the limit is the time within which an approved call must start,
-        because fetching the answer uses up the approval.
+        For an `external:` tool, which the client runs itself, this period is as long as the time
+        within which an approved call must start, because fetching the answer uses up the approval.
         """
         settings, is_decision = self.settings, tool.startswith(EXTERNAL)
         kept_s = settings.start_within_seconds if is_decision else settings.repeat_seconds

@@ -124,8 +124,9 @@ class ApprovalScheduler:
         self._tasks.start_soon(self._run, approval_id, runs.enter(approval_id, requests.now()))
 
     async def catch_up(self) -> bool:
-        """Expire, start, or warn about each waiting call for which this is due. Return whether any
-        calls are waiting.
+        """Handle each waiting call that is due: expire it, end it because its session has ended,
+        start it if it is approved, or warn that it expires soon. Return whether any calls are
+        waiting.
         """
         requests, now = self._requests, self._requests.now()
         waiting, any_waits = await requests.table.waiting(now + self._warn_before)
@@ -191,9 +192,9 @@ class ApprovalScheduler:
         """Return the approval with a new preview, that is, the effect that the waiting call would
         have now. Nothing is stored.
 
-        Return None, so that the approval stays unchanged, in three cases: the tool has no preview,
-        the session is busy, or more than the session's files has changed. In the last case, the
-        call will be refused when it starts.
+        Return None if the approval must stay unchanged, because the tool has no preview, the
+        session is busy, or another part of the action than the session's files has changed. In the
+        last case, the call will be refused when it starts.
 
         Raises:
             EngineError: the preview cannot be computed now.
@@ -287,8 +288,9 @@ class ApprovalScheduler:
         """End a call whose start is stored but that is not running. If `outcomes` contains the
         call's outcome, the call ends with it. Otherwise, the call ends as interrupted.
 
-        Does nothing if the row of the call cannot be read. Waits while the database is unavailable,
-        because the last commit may have stored the start.
+        Does nothing if the call was not started, or if its row cannot be read. If the database is
+        unavailable, waits until the row can be read, because the last write may have stored the
+        start although the write seemed to fail.
         """
         try:
             stored = await self._settled(approval_id)
@@ -305,8 +307,9 @@ class ApprovalScheduler:
             self._requests.log_fault(approval_id, fault)
 
     async def _end_known(self, stored: StoredApproval, error: EngineError | None) -> None:
-        """End an interrupted call whose outcome is known. If `error` is None, the call has done
-        everything. Otherwise, it has done nothing, and its answer is the error.
+        """End an interrupted call whose outcome is known. If `error` is None, the call completed,
+        and only its answer is lost. Otherwise, the call changed nothing, and `error` becomes its
+        answer.
         """
         note = "Everything was done before the engine ended; only the answer is lost."
         answer = (

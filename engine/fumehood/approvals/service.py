@@ -139,11 +139,11 @@ class ApprovalService:
         self.requests.fetched(call_id)
 
     async def next_change(self, after: int, *, within_s: float = LONGEST_POLL_S) -> int:
-        """Wait until the number of changes differs from `after`, at most `within_s` seconds. Return
-        the number of changes.
+        """Wait until the number of changes differs from `after`, but at most `within_s` seconds.
+        Return the number of changes.
 
-        This number grows with every change of any approval. It is 0 when the engine starts.
-        Therefore, `after` may be greater than the number, and this method then returns immediately.
+        The number is 0 when the engine starts, and grows with every change of any approval. If
+        `after` comes from an earlier engine and is greater than the number, return immediately.
         """
         requests = self.requests
         if requests.changes == after:
@@ -220,12 +220,14 @@ class ApprovalService:
     async def preview_edit(
         self, approval_id: str, arguments: JsonObject, by: Principal, *, peer: str | None = None
     ) -> Approval:
-        """Return the approval as it would be after this approver's edit. Nothing is stored. `peer`
-        is explained in `decide`.
+        """Return the approval as it would be after this approver's edit. Nothing is stored.
+
+        `peer` is the principal id of the Unix user at the other end of the socket, or None. This
+        user may also be the caller of the call.
 
         Raises:
-            ResourceNotFound, PermissionDenied, IdempotencyConflict, ApprovalExpired,
-            InvalidParams: a decision with this edit would be refused with the same error.
+            ResourceNotFound, PermissionDenied, IdempotencyConflict, ApprovalExpired, InvalidParams:
+                a decision with this edit would be refused with the same error.
         """
         stored = await self.requests.table.get(approval_id)
         _require_open(stored.approval)
@@ -240,8 +242,11 @@ class ApprovalService:
     async def resolve(
         self, approval_id: str, resolution: Resolution, by: Principal, *, peer: str | None = None
     ) -> Approval:
-        """Record the outcome of an interrupted call, and return the approval. An approver (`by`)
-        has determined the outcome. `peer` is explained in `decide`.
+        """Record the outcome of an interrupted call, as determined by the approver `by`, and return
+        the approval.
+
+        `peer` is the principal id of the Unix user at the other end of the socket, or None. This
+        user may also be the caller of the call.
 
         Raises the same errors as `decide`.
         """
@@ -256,8 +261,11 @@ class ApprovalService:
     async def note_refusal(
         self, approval_id: str | None, by: Principal, peer: str | None, why: str
     ) -> None:
-        """Record an attempt to decide without authority in the log and the audit chain. `why` is
-        the reason for the refusal. `approval_id` is None if the attempt was a batch of decisions.
+        """Record an attempt to decide without authority in the log and the audit chain.
+
+        `by` is the principal that tried to decide, and `why` is the reason for the refusal. `peer`
+        is the principal id of the Unix user at the other end of the socket, or None. `approval_id`
+        is None if the attempt was a batch of decisions.
         """
         about = None if approval_id is None else approval_id[:MAX_NAME_CHARACTERS]
         values = {"approval_id": about, "by": by.id, "peer": peer, "why": why}
@@ -401,10 +409,10 @@ class ApprovalService:
         return step, None
 
     async def _require_approver(self, approval: Approval, by: Principal, peer: str | None) -> bool:
-        """Check that a principal may decide on a call. Return True if the call is the principal's
-        own.
+        """Check that the principal `by` may decide on a call. Return True if the call is the
+        principal's own, or that of `peer`, the Unix user at the other end of the socket.
 
-        If the principal may not decide, the refusal is recorded in the audit chain.
+        A refusal is recorded in the audit chain.
 
         Raises:
             PermissionDenied: the principal may not decide on the call.
@@ -419,9 +427,12 @@ class ApprovalService:
     def _refused(
         self, approval: Approval, by: Principal, peer: str | None
     ) -> tuple[str, PermissionDenied] | None:
-        """Return why this principal may not decide, or None if the principal may decide.
+        """Return why the principal `by` may not decide on a call, or None if the principal may
+        decide.
 
-        The result is a pair of a text for the audit chain and an error for the principal.
+        The result is a pair of a text for the audit chain and an error for the principal. `peer` is
+        the principal id of the Unix user at the other end of the socket, or None. A call of this
+        user counts as the principal's own call.
         """
         if Scope.APPROVE not in by.scopes:
             return "no scope", refusals.no_scope()

@@ -121,7 +121,9 @@ def approved(
     `start_by`.
 
     If `edited` is given, the call is approved in this edited form. `remember` is the remembered
-    rule to create, or None. `version` and `counts` are explained in `Step`.
+    rule to create, or None. The step is refused if the approval no longer has `version`; None
+    accepts any version. `counts` returns whether an earlier approval by the principal with a given
+    id still counts.
     """
     details = _details(decision)
     if remember is not None:
@@ -136,7 +138,9 @@ def approved(
 
 
 def denied(decision: DecisionRecord, *, version: int | None, answer: Envelope) -> Step:
-    """Return the step for a decision to deny a call. `answer` is the call's answer."""
+    """Return the step for a decision to deny a call. `answer` is the call's answer. The step is
+    refused if the approval no longer has `version`; None accepts any version.
+    """
     at = stamp(decision.at)
     return Step(
         TRANSITIONS["deny"], decision.approver, decision.at,
@@ -278,17 +282,19 @@ class Waiting:
 
     @property
     def own_session(self) -> str | None:
-        """The id of the session of this engine that the call needs, or None.
+        """The id of the engine's session that the call needs, or None.
 
-        It is None for an `external:` tool, because the client chooses the session id of such a
-        call.
+        None for a call of an `external:` tool, which the client runs itself: the session id of such
+        a call is chosen by the client and names no session of the engine.
         """
         return None if self.tool.startswith(EXTERNAL) else self.session_id
 
 
 class ApprovalTable:
-    """The approvals in one database. Subscribers handle the event of a change in the transaction of
-    this change. Approvals are kept for `kept_days` days after their end.
+    """The approvals in one database. Approvals are kept for `kept_days` days after their end.
+
+    Each change of an approval is reported to `subscribers` within the transaction that makes the
+    change.
     """
 
     def __init__(
@@ -336,13 +342,14 @@ class ApprovalTable:
 
     async def fetched(self, call_id: str, *, is_decision: bool = False) -> bool:
         """Record that the caller of a call has received the call's answer. From now on, an
-        identical call counts as a new call.
+        identical call counts as a new call. Return whether anything was recorded.
 
-        For an `external:` call, the answer is an approval, and this record uses it up. Such an
-        approval is used up only if `is_decision` is True. Otherwise, the caller only reads it.
+        The answer to an `external:` call (which the client runs itself) may be an approval that can
+        be used once. This method uses it up if `is_decision` is True. Otherwise, the caller only
+        reads such an approval, and nothing is recorded.
 
-        Return False if nothing was recorded, for example because the answer was already fetched, or
-        because a human must first resolve the interrupted call.
+        Nothing is recorded either if the answer was already fetched, or if the call was interrupted
+        and a human must first determine its outcome.
 
         Raises:
             WriteFailed: the answer was not marked as fetched.
@@ -362,8 +369,8 @@ class ApprovalTable:
         return await self._database.read(lambda connection: _get(connection, approval_id))
 
     async def settled(self, approval_id: str) -> StoredApproval:
-        """Return an approval in its state after all earlier writes, including commits whose outcome
-        was unknown.
+        """Return an approval as it is after all earlier writes. This includes each write that
+        seemed to fail although the database may have stored it.
 
         Raises:
             ResourceNotFound: there is no such approval.
@@ -438,12 +445,12 @@ class ApprovalTable:
         return await self._database.read(lambda c: list(c.execute(ordered).scalars()))
 
     async def maybe_lost(self) -> list[str]:
-        """Return the ids of the waiting approvals whose calls may need data that was in the memory
-        of an earlier engine.
+        """Return the ids of the waiting approvals whose calls may need data that was only in the
+        memory of an earlier engine.
 
-        These are the approvals of programs' network requests, and of all calls in sessions. Some
-        calls in sessions decide on trials, which are kept in memory, and the table does not show
-        which calls these are.
+        These are the approvals of programs' network requests and of all calls in sessions. A call
+        in a session needs such data if it decides on a trial, but the table does not show which
+        calls do.
         """
         needs = (APPROVALS.c.tool == NET_TOOL) | APPROVALS.c.session_id.is_not(None)
         waits = APPROVALS.c.state.in_([state.value for state in WAITING])
@@ -577,8 +584,11 @@ def _of_repeat(connection: Connection, repeat_key: str, since: datetime) -> tupl
 
 
 def _undecided(to: ApprovalState, tool: str) -> bool:
-    """Return whether a call with the new state `to` has ended without a decision, or with a
-    decision that its caller cannot have received.
+    """Return whether a call that enters the state `to` ends without a decision that its caller can
+    use. A repeat of such a call requests a new approval.
+
+    An interrupted call counts only if `tool` is an `external:` tool, for which the answer is the
+    decision itself, and the caller cannot have received it.
     """
     if to is ApprovalState.INTERRUPTED:
         return tool.startswith(EXTERNAL)
@@ -641,8 +651,9 @@ def _is_repeated(approval: Approval, decision: DecisionRecord) -> bool:
 
 
 def _votes(decisions: Sequence[DecisionRecord], digest: str, step: Step) -> int:
-    """Return the number of approvers whose newest decision approves this action and whose approval
-    counts.
+    """Return the number of approvers whose newest decision approves the action with this digest and
+    counts. `step.counts` returns whether an approver's approval counts; that of the principal who
+    makes the step always counts.
     """
     return sum(one == step.by or step.counts(one) for one in yes_votes(decisions, digest))
 
@@ -777,8 +788,10 @@ def _stored(row: RowMapping, decisions: list[DecisionRecord]) -> StoredApproval:
 
 
 def _needed_before(tool: str, request: JsonObject) -> Need | None:
-    """Return the value of `StoredRequest.needs` for a call that was stored without this field, by
-    an earlier version of the engine.
+    """Return what the held action of a call needs (a program or a trial), or None if the call has
+    no held action. A held action runs after approval instead of the tool.
+
+    Used for calls that an earlier version of the engine stored without the field `needs`.
     """
     if tool == NET_TOOL:
         return PROGRAM

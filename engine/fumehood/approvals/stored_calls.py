@@ -154,7 +154,8 @@ class HumanAsker:
 
     def wait_s(self, wanted: bool | float | None) -> float:
         """Return how many seconds a call may wait for its approval. `wanted` is the value of the
-        call's option `wait_for_approval`.
+        call's option `wait_for_approval`: None or False means not to wait, and True means to wait
+        as long as the settings allow. The settings also limit a number of seconds.
         """
         if wanted is None or wanted is False:
             return 0.0
@@ -162,8 +163,8 @@ class HumanAsker:
         return longest if wanted is True else min(float(wanted), longest)
 
     async def same_call(self, repeat_key: str, tool: str) -> str | None:
-        """If a call with this key repeats a stored call of the tool, return the approval id of the
-        stored call, otherwise None.
+        """Return the approval id of the stored call that a new call of the tool repeats, or None.
+        `repeat_key` identifies the new call's caller and action.
         """
         return await self.requests.same_call(repeat_key, tool)
 
@@ -281,9 +282,9 @@ class HumanAsker:
         """Return the stored answer for `call`. If `call` repeats the stored call, the answer is
         marked as a replay.
 
-        The answer to a stored call can usually be fetched several times, because the action runs
-        only once. The approval of an `external:` call can be fetched only once, because each fetch
-        could lead to another run.
+        The answer to most calls can be fetched several times, because the engine runs the call's
+        action only once. The approval of an `external:` call can be fetched only once, because the
+        client runs the action itself and could run it after each fetch.
 
         Raises:
             ApprovalExpired: the approval of an `external:` call was already fetched.

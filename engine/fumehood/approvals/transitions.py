@@ -16,8 +16,8 @@ PENDING, APPROVED, STARTED = ApprovalState.PENDING, ApprovalState.APPROVED, Appr
 
 @dataclass(frozen=True, slots=True)
 class Transition:
-    """One row of the table: a change of an approval's state or of another property. `leaves`
-    contains the states in which the change is possible.
+    """One row of the table `TRANSITIONS`: a possible change of an approval's state or of another
+    property. `leaves` contains the states in which the change is possible.
     """
 
     name: str

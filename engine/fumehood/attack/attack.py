@@ -57,8 +57,9 @@ class Language(StrEnum):
 
 
 class Look(StrEnum):
-    """An additional check from outside the wall. The bait and the run's duration are checked for
-    every attack.
+    """A check that an attack makes in addition, from outside the wall. Every attack is also checked
+    for its duration and for whether it reached the bait (the objects on this host that attacks try
+    to reach).
     """
 
     PROCESSES = "processes"
@@ -207,8 +208,8 @@ def value_of(language: Language, ending: RunEnding) -> object:
 
 
 def said_in(ending: RunEnding) -> str:
-    """Return everything that a run's ending contains as one text, so that the text can be searched
-    for the bait's secret word.
+    """Return everything that a run's ending contains as one text. The text is searched for a secret
+    word that only the host knows, and that a program can obtain only by breaking the wall.
     """
     return json.dumps(asdict(ending), default=str, ensure_ascii=False)
 

@@ -46,14 +46,18 @@ when its parent dies."""
 
 
 class BaitFailed(Exception):
-    """The bait could not be made, so nothing was attacked."""
+    """The bait (the objects on this host that attacks try to reach) could not be made, so nothing
+    was attacked.
+    """
 
 
 class Bait:
-    """The bait of one run, as a context manager.
+    """A context manager that makes the bait of one run and removes it afterwards. The bait consists
+    of objects on this host that attacks try to reach: a directory, a process, an environment
+    variable and listening sockets.
 
-    Enter the context before the walls start, so that a faulty wall would inherit the environment
-    variable.
+    Enter the context before the walls start, so that a faulty wall would let programs inherit the
+    environment variable.
     """
 
     def __init__(self) -> None:
@@ -79,8 +83,9 @@ class Bait:
     # -- what programs receive ------------------------------------------------------------
 
     def fill(self, code: str) -> str:
-        """Return the program `code` with its placeholders replaced by facts about this run's bait.
-        The secret word is not one of these facts.
+        """Return the program `code` with its placeholders replaced by values that the attack needs,
+        such as the path of the bait's file and the port of its listener. The secret word in the
+        bait, which attacks try to obtain, is not one of these values.
         """
         facts = {
             "@FILE@": str(self.file),
@@ -99,8 +104,9 @@ class Bait:
     # -- checks afterwards ---------------------------------------------------------------------
 
     def losses(self, answer: str) -> list[str]:
-        """Return a description of each loss since the last call of this method. A loss is a change
-        of the bait, the secret word in `answer`, or a knock.
+        """Return a description of each loss since the last call of this method. A loss means that
+        an attack changed the bait, that `answer` contains the bait's secret word, or that a
+        listener of the bait received the word which programs must not be able to send there.
 
         `answer` is all data that the program returned, as text. Changed bait is restored.
         """
@@ -162,8 +168,8 @@ class Bait:
             self.process.stdin.close()
 
     def _listen(self) -> None:
-        """Start to listen for the knock on loopback, on the host's other addresses, and on an
-        abstract socket.
+        """Start to listen on loopback, on the host's other addresses, and on an abstract socket for
+        the knock, a word that every program has but must not be able to deliver.
         """
         first = socket.create_server((LOOPBACK, 0))
         self.port: int = first.getsockname()[1]
@@ -192,11 +198,11 @@ class Bait:
         self._try_out(listeners)
 
     def _try_out(self, listeners: dict[str, socket.socket]) -> None:
-        """Send the knock to each listener from the host itself, because a broken listener would
-        prove nothing.
+        """Send the word for which the listeners wait (the knock) to each listener from the host
+        itself, because a broken listener would prove nothing.
 
         Raises:
-            BaitFailed: the knock did not arrive at a listener.
+            BaitFailed: the word did not arrive at a listener.
         """
         for listener in listeners.values():
             with socket.socket(listener.family) as trial:
@@ -221,8 +227,8 @@ class Bait:
             last.recv(1)
 
     def _hear(self, listeners: dict[str, socket.socket], stop: socket.socket) -> None:
-        """Accept connections, and record which listeners receive the knock, until the other end of
-        `stop` is closed. Runs in a thread.
+        """Accept connections until the other end of `stop` is closed. Record which listeners
+        receive the knock, the word that programs must not be able to deliver. Runs in a thread.
         """
         names = {listener: where for where, listener in listeners.items()}
         while True:

@@ -163,8 +163,9 @@ def _cell(line: Line | None) -> str:
 
 
 def _show_remarks(card: WallCard) -> None:
-    """Print, for each attack that the wall did not withstand or that was not tried, the reason and
-    the remedy. Also print what differs under this runtime.
+    """Print the reason and the remedy for each attack that the wall did not withstand or that was
+    not tried. For each attack that has another result under the wall's container runtime, also
+    print why this is no weakness.
     """
     for line in card.attacks:
         if line.verdict is not Verdict.HELD:

@@ -66,12 +66,12 @@ OF_THE_SECRET = "SECRET"
 async def lone_gateway(
     hosts: Sequence[str], allowed: Sequence[str], secret: str
 ) -> AsyncIterator[tuple[Stream[Connections], Mapping[str, str]]]:
-    """Run a gateway for `hosts`. Yield the stream that connects programs to it, and the environment
-    variables that the programs need.
+    """Run a gateway for `hosts`. Yield the stream that connects programs to the gateway, and the
+    environment variables that the programs need.
 
     The default rules apply, and requests that need approval are refused. The hosts in `allowed` may
-    have addresses that are not public. `secret` names an environment variable of this process.
-    Requests to the hosts in `allowed` may contain the variable's value as a secret.
+    have addresses that are not public. `secret` is the name of an environment variable of this
+    process. Programs may use its value as a secret in requests to the hosts in `allowed`.
     """
     settings = GatewaySettings.model_validate({"hosts": hosts, "allowed_hosts": allowed})
     bound = SecretSettings(env=secret, hosts=settings.allowed_hosts, inside=OF_THE_SECRET)
@@ -105,12 +105,12 @@ PART_BYTES = 7
 
 
 class Service(ThreadingHTTPServer):
-    """A service on loopback that programs may read from.
+    """A service on loopback that programs may read from but not write to.
 
-    The service answers with the request that it received, and records each write as a loss.
-    `/?to=URL` redirects, and `/?fill=TEXT` gives a long answer. `/?keep` stores the `Authorization`
-    header of its request. `/kept` answers with the stored header, or with the part of it that the
-    request selects.
+    The service answers with the request that it received. It records each write, which is a loss
+    for the wall. `/?to=URL` redirects, and `/?fill=TEXT` gives a long answer. `/?keep` stores the
+    `Authorization` header of its request. `/kept` answers with the stored header, or with the part
+    of it that the request selects.
     """
 
     daemon_threads = True

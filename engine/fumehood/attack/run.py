@@ -78,11 +78,15 @@ async def run_attacks(
     total_s: float = TOTAL_S,
     on_line: OnLine = lambda wall, line: None,
 ) -> Scorecard:
-    """Run the chosen attacks on every target, and return the scorecard. A `WallCard` in `targets`
-    stands for a wall that cannot be attacked, and is copied to the scorecard.
+    """Run the attacks on every target, and return the scorecard. A `WallCard` in `targets` stands
+    for a wall that cannot be attacked, and is copied to the scorecard.
+
+    Only attacks for which `choose` returns True are run and, if `quick` is True, only quick
+    attacks. All attacks together have `total_s` seconds. `on_line` is called with the wall's name
+    and the result of each attack, as soon as the result is known.
 
     Raises:
-        BaitFailed: the bait could not be made, so nothing was attacked.
+        BaitFailed: the bait (what attacks try to reach) could not be made, so nothing was attacked.
     """
     began = time.monotonic()
     cards = []
@@ -228,7 +232,8 @@ class _Trial:
         )
 
     async def _run(self) -> None:
-        """Run the attack with its checks, then its twin, and store the results in this object.
+        """Run the attack with its checks, and then its twin, the harmless program that must
+        succeed. Store the results in this object.
 
         Raises:
             EngineError: the wall refused to run a program.
@@ -438,8 +443,9 @@ class Watch:
 
     @property
     def seals(self) -> list[dict[str, str]]:
-        """The last observed values of the `SEAL` fields, for each process. A process that was seen
-        only once is left out, because it may have just started.
+        """The last observed rights of each process: the fields of `/proc/PID/status` that the
+        constant `SEAL` names. A process that was seen only once is left out, because it may have
+        just started.
         """
         return [seen[-1] for seen in self._sightings.values() if len(seen) > 1]
 
@@ -474,7 +480,9 @@ class Watch:
 
 
 def named(mark: str) -> list[int]:
-    """Return the ids of the processes whose name is `mark` (see `Bait.mark`), without zombies."""
+    """Return the ids of the processes whose name is `mark`, without zombies. Attacking programs
+    give their processes this name so that the host can find them.
+    """
     found = [one.pid for one in psutil.process_iter(["name"]) if one.info["name"] == mark]
     return [pid for pid in found if not _is_zombie(pid)]
 
@@ -493,8 +501,8 @@ def below(pid: int | None) -> list[int]:
 
 
 def is_sealed(seal: dict[str, str]) -> bool:
-    """Whether the fields `SEAL` of a process show no capabilities, `no_new_privs`, and a seccomp
-    filter.
+    """Return whether a process has no capabilities, `no_new_privs` and a seccomp filter. `seal`
+    contains those fields of its `/proc/PID/status` that the constant `SEAL` names.
     """
     nothing = all(set(seal[name]) <= {"0"} for name in ("CapEff", "CapPrm", "CapInh", "CapAmb"))
     return nothing and seal["NoNewPrivs"] == "1" and seal["Seccomp"] == "2"

@@ -203,8 +203,9 @@ def interpreter_target(command: Sequence[str] | None = None) -> Target:
 
 
 def jail_target(command: Sequence[str] | None = None) -> Target:
-    """Return the jail as a target. Of the engine's code, the jailed function can read only the
-    attacks' import path. Tests pass a `command` that starts a different guest.
+    """Return the jail as a target. The jailed function can read nothing of the engine's code except
+    the directory from which the attacks are imported. Tests pass a `command` that starts a
+    different guest.
     """
 
     wall = partial(JailWall, [JAILED], command=command)

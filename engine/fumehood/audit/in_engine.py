@@ -11,7 +11,10 @@ from fumehood.engine_part import EnginePart, Kernel
 
 
 class Audit(EnginePart):
-    """Anchors the chain. `service` also verifies it and rotates its key."""
+    """The part that gives the engine its `service` for the audit chain. While the engine is open,
+    the part also anchors the chain, that is, it regularly copies the newest row's `mac` out of the
+    database.
+    """
 
     def __init__(self, kernel: Kernel) -> None:
         super().__init__(kernel)
@@ -21,6 +24,8 @@ class Audit(EnginePart):
 
     @asynccontextmanager
     async def while_open(self) -> AsyncIterator[None]:
-        """Anchor the chain from the engine's first row to its last."""
+        """While the engine is open, regularly anchor the audit chain: copy the newest row's `mac`
+        out of the database. The first and the last anchor are made when the engine starts and ends.
+        """
         async with self.service.anchored():
             yield

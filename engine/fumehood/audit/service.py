@@ -54,7 +54,8 @@ alone is not enough, because a crash may have truncated it."""
 
 
 class AuditService:
-    """Anchors, verifies and rotates the chain of one database.
+    """Anchors and verifies the audit chain of one database, and rotates its key. To anchor the
+    chain means to copy the newest row's `mac` to a file outside the database.
 
     A chain in memory is not anchored, because it ends with the engine.
     """
@@ -73,7 +74,10 @@ class AuditService:
 
     @asynccontextmanager
     async def anchored(self) -> AsyncIterator[None]:
-        """Anchor the chain when the context begins, whenever it is due, and when it ends."""
+        """Anchor the chain (copy the newest row's `mac` out of the database) when the context
+        begins, after each number of rows or seconds that the settings give, and when the context
+        ends.
+        """
         if self._state is None:
             yield
             return
@@ -100,7 +104,12 @@ class AuditService:
                 await self.anchor("stop")
 
     async def anchor(self, why: str) -> Anchor | None:
-        """Append a row to the chain and anchor it. On failure, log the reason and return None."""
+        """Append a row with the reason `why` to the chain, and copy the row's `mac` to the anchor
+        file. Return this copy, the anchor, even if only the write to the file failed.
+
+        Return None if the row could not be written, or if the chain is only in memory. Failures are
+        logged.
+        """
         if self._state is None:
             return None
         async with self._lock:
@@ -190,9 +199,11 @@ class AuditService:
         return AuditRotation(seq=seq, key_id=key.id, previous_key_id=previous)
 
     async def _check_last_anchor(self, state: Path) -> None:
-        """Log an error if the chain does not match the last anchor.
+        """Log an error if the chain does not match the last anchor, the copy of a row's `mac`
+        outside the database.
 
-        The engine still starts, because the chain of a restored backup does not match either.
+        The engine starts nevertheless, because a mismatch also has a harmless cause: the database
+        was restored from a backup that is older than the anchor.
         """
         try:
             anchor = await anyio.to_thread.run_sync(last_own_anchor, state)
@@ -247,8 +258,8 @@ async def _on_disk(work: Callable[..., None], state: Path, *rest: object) -> Non
 
 
 def add_anchor(state: Path, anchor: Anchor) -> None:
-    """Append an anchor to the file. The anchor is durable when this function returns. Raises
-    OSError.
+    """Append an anchor to the anchor file in the directory `state`. The anchor is durable when this
+    function returns. Raises OSError.
     """
     with open(state / ANCHORS_NAME, "ab+", opener=private) as file:
         end = file.seek(0, os.SEEK_END)

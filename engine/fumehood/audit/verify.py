@@ -49,9 +49,12 @@ class Anchor:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One break of the chain.
+    """One place at which the chain is broken.
 
-    `problem` is `removed`, `altered`, `order`, `no_key`, `key_changed`, `cut` or `anchor`.
+    `problem` is `removed` (rows are missing before this row), `cut` (rows are missing at the end),
+    `order` (the row comes too late), `altered` (the row does not follow from the previous row),
+    `anchor` (the row differs from its anchor), `no_key` (the row's key is missing) or `key_changed`
+    (the key was not announced, or is not the announced key).
     """
 
     seq: int
@@ -61,7 +64,9 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The result of a verification. `anchored_to` is the newest row that an anchor confirms."""
+    """The result of a verification. `anchored_to` is the number of the newest row that equals its
+    anchor (a copy of the row's mac outside the chain), or None if there is no such row.
+    """
 
     rows: int
     first_seq: int | None
@@ -86,10 +91,11 @@ def verify(
     *,
     whole: bool = True,
 ) -> Verdict:
-    """Verify a chain. `keys` are secrets by id.
+    """Verify the rows of a chain, and return the result. `keys` maps the id of each key to its
+    secret.
 
-    With `whole`, the chain must begin with row 1 and reach every anchor. Otherwise it may be a part
-    of a chain.
+    If `whole` is True, `rows` must be the whole chain: they begin with row 1 and do not end before
+    the last row that has an anchor. Otherwise, `rows` may be only a part of a chain.
     """
     walk = _Walk(keys, anchors, whole=whole)
     for row in rows:

@@ -45,7 +45,9 @@ Refuse = Callable[[EngineError, str | None], Envelope]
 
 
 class Batch:
-    """One batch. `run` must be awaited exactly once; `cancel` may be called at any time."""
+    """A batch: several calls (the members) that are made together. `run` must be awaited exactly
+    once; `cancel` may be called at any time.
+    """
 
     def __init__(
         self,
@@ -114,9 +116,10 @@ class Batch:
             handle.cancel()
 
     async def _work(self, waiting: Iterator[tuple[int, Any]]) -> None:
-        """Answer members one after the other.
+        """Take the next member from `waiting`, and store its answer, until no member is left.
+        `waiting` yields each member with its position.
 
-        Several tasks run this method and share the iterator.
+        Several tasks run this method at the same time and share the iterator.
         """
         for place, member in waiting:
             # Refused members never yield to the event loop, so without this they would block it.

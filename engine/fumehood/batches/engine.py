@@ -40,7 +40,8 @@ class EngineWithBatches(Engine):
 
         Raises:
             InvalidParams: the number of calls or an option of the batch is wrong.
-            TypeError, EngineNotRunning: for the same reasons as in `call`.
+            TypeError: an option is unknown.
+            EngineNotRunning: the engine was not entered, or has been left.
         """
         chosen = checked_keywords(BatchKeywords, "batch", options)
         self.require_begun()
@@ -50,8 +51,8 @@ class EngineWithBatches(Engine):
     def open_batch(
         self, body: RawBatch, principal: Principal, parse: Parse = parse_batch_call
     ) -> Batch:
-        """Prepare a batch of calls of one principal. When the batch runs, each call goes through
-        `run`.
+        """Prepare a batch of calls of one principal, without running it. `parse` parses each call
+        of the batch. When the batch runs, each call goes through `run`.
         """
         return batch_of(self, body.calls, body.options, principal, parse)
 

@@ -41,10 +41,11 @@ class RateGate(Gate):
         return Excess(over.refusal(), shown)
 
     async def hold(self, permitted: PermittedCall, *, is_let_pass: bool) -> Hold | None:
-        """Reserve one start for the call in each rate limit that covers it. Return None if no rate
-        limit does. `is_let_pass` has no effect here.
+        """Reserve one start for the call in each rate limit that applies to the call. Return None
+        if no rate limit applies. `is_let_pass` is ignored.
 
-        Raises RateLimited.
+        Raises:
+            RateLimited: a limit would stay exceeded for longer than it lets calls wait.
         """
         per_minute = permitted.tool.definition.rate_limit
         if per_minute is None and not self._rates.has_rules:
@@ -95,10 +96,12 @@ class BudgetGate(Gate):
         return self._budgets.standings(principal)
 
     async def hold(self, permitted: PermittedCall, *, is_let_pass: bool) -> Hold | None:
-        """Reserve the call's expected cost in its budgets. If `is_let_pass` is True, do so even if
-        too little is left.
+        """Reserve the call's expected cost in its budgets. If `is_let_pass` is True, reserve the
+        cost even if too little is left. Return None if the engine has no budgets.
 
-        Raises QuotaExceeded, WriteFailed, ReadFailed.
+        Raises:
+            QuotaExceeded: a budget has too little left.
+            WriteFailed, ReadFailed: the database failed, so nothing is reserved.
         """
         if self._budgets.is_empty:
             return None

@@ -86,8 +86,9 @@ class Spending(EnginePart):
 
     @asynccontextmanager
     async def running(self, made: Composition) -> AsyncIterator[None]:
-        """Delete expired counters regularly while the engine runs. When the engine ends, store the
-        spent amount of each budget, so that only this amount counts as spent after a restart.
+        """While the engine runs, delete expired counters regularly. When the engine ends, store
+        what has really been spent of each budget. Without this, amounts that were only reserved in
+        the database would also count as spent after a restart.
         """
         log, now = self.kernel.log, self.kernel.clock.now
         on_fault = partial(log_fault, log, "state.retention_failed")

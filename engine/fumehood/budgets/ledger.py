@@ -144,17 +144,23 @@ class Account:
 
     @property
     def is_short(self) -> bool:
-        """Whether the used amount exceeds the mark."""
+        """Whether the used amount exceeds the mark, the amount up to which calls may use the budget
+        before the engine must write to the database again.
+        """
         return self.spent + self.held > self.mark
 
     @property
     def is_ahead(self) -> bool:
-        """Whether the mark in the database differs, or may differ, from the spent amount."""
+        """Whether the mark in the database (the amount that counts as spent after a restart)
+        differs, or may differ, from the amount that is really spent.
+        """
         return self.is_unsure or self.mark != self.spent
 
     @property
     def is_far_ahead(self) -> bool:
-        """Whether the mark exceeds the used amount by more than two blocks."""
+        """Whether the mark (the amount that counts as spent after a restart) exceeds the used
+        amount by more than two blocks. A block is the part `1 / BLOCKS` of the budget's limit.
+        """
         return self.mark - self.spent - self.held > 2 * (self.rule.limit // BLOCKS)
 
     @property
@@ -188,18 +194,21 @@ class Account:
 
     @property
     def next_mark(self) -> int:
-        """The mark that the next write stores. It is above the used amount, but above the budget's
-        limit only if the used amount is.
+        """The mark that the next write stores. The mark is the amount up to which calls may use the
+        budget before the engine must write again, and all of it counts as spent after a crash.
 
+        The mark is above the used amount, but above the budget's limit only if the used amount is.
         Its distance from the used amount grows with the use since the engine's start. So an engine
-        that is killed often never loses more than it uses.
+        that is killed often never loses more of a budget than it uses.
         """
         limit, since_start = self.rule.limit, self.used - self.began
         ahead = min(limit // BLOCKS, max(limit // STEPS, since_start // 2))
         return max(self.used, min(limit, self.used + ahead))
 
     def row(self, reserved: int) -> CounterRow:
-        """Return the database row of the counter. `reserved` is the mark in this row."""
+        """Return the database row of the counter. `reserved` is the mark in this row, that is, the
+        amount that counts as spent after a restart.
+        """
         return CounterRow(self.key, self.spent, reserved)
 
     def exceeded(self, needed: Figures) -> Exceeded | None:
@@ -248,7 +257,8 @@ class Reservation:
 
     def settle(self, actual: Amounts) -> None:
         """End the reservation: replace the held amount by the actual cost, which may be higher or
-        lower. Requests and bytes count as `take` has charged them.
+        lower. The requests and bytes in `actual` are ignored, because `take` has already charged
+        them.
         """
         if self._is_open:
             self._is_open = False
@@ -383,8 +393,11 @@ class Budgets:
         self._lower(accounts)
 
     def cover(self, accounts: Sequence[Account]) -> None:
-        """Raise the marks of those `accounts` in which running programs have used more than the
-        mark. The new marks are written in the background. This method neither waits nor fails.
+        """Raise the marks of those `accounts` whose used amount exceeds the mark, because running
+        programs have used more than was reserved. A mark is the amount that counts as spent after a
+        restart.
+
+        The new marks are written in the background. This method neither waits nor fails.
         """
         short = [account for account in accounts if account.is_short]
         if short:
@@ -407,8 +420,8 @@ class Budgets:
         self._lower(account for account in accounts if account.key in self._accounts)
 
     def standings(self, principal: Principal | None = None) -> list[BudgetStanding]:
-        """Return what is left of every budget, and what of it is spent and held. If `principal` is
-        given, include only the budgets that limit this principal.
+        """Return, for every budget, the amounts that are left, spent, and held for running calls.
+        If `principal` is given, include only the budgets that limit this principal.
         """
         rules = set(self._rules)
         current = {
@@ -456,8 +469,9 @@ class Budgets:
         return await self._table.prune(now)
 
     async def close(self) -> None:
-        """Lower the marks in the database to the spent amounts, because the whole mark counts as
-        spent after a restart.
+        """Lower the marks in the database to the spent amounts. Without this, the whole mark of a
+        budget, which also includes amounts that no call has used, would count as spent after a
+        restart.
 
         Raises:
             WriteFailed: the marks could not be lowered.
@@ -513,8 +527,9 @@ class Budgets:
             account.mark = max(account.mark, mark)
 
     def _lower(self, accounts: Iterable[Account]) -> None:
-        """Lower those marks that are far above the used amounts, so that a crash cannot lose much
-        of a budget. The write happens in the background.
+        """Lower the marks that are far above the used amounts, so that a crash cannot lose much of
+        a budget. A mark is the amount that counts as spent after a restart. The write happens in
+        the background.
         """
         ahead = [account for account in accounts if account.is_far_ahead and not account.writing]
         if ahead:
@@ -524,10 +539,12 @@ class Budgets:
             self._table.give_back_soon(rows, self._now())
 
     async def _give_back(self, accounts: Iterable[Account]) -> None:
-        """Lower the marks of `accounts` to the spent amounts, in memory and in the database.
+        """Lower the marks of `accounts` (the amounts that count as spent after a restart) to the
+        spent amounts, in memory and in the database.
 
         Marks in memory are lowered before the write begins. So if a call spends something during
-        the write, the engine writes a higher mark after this write, and it is not overwritten.
+        the write, the engine writes a higher mark after this write, and the higher mark is not
+        overwritten.
         """
         rows: list[CounterRow] = []
         for account in accounts:

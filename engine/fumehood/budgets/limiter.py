@@ -83,7 +83,9 @@ class Limit:
         self.max_wait_ns = int(rule.max_wait_seconds * SECOND_NS)
 
     def subject(self, caller: Spender) -> Subject:
-        """Return the subject under which the calls of this caller are counted."""
+        """Return the subject under which the calls of this caller are counted. Calls with the same
+        subject, for example those of the same principal, share one count.
+        """
         per = self.rule.per
         return EVERYBODY if per == "all" else subject_of(caller, (per,))
 
@@ -146,10 +148,11 @@ class _Waiter:
 
 @dataclass(slots=True, eq=False)
 class _Count:
-    """The count of one limit for one subject.
+    """The count of one limit for one subject (the caller or callers who share the limit).
 
-    `free_ns` is the time from which the whole burst can be used again, by the monotonic clock.
-    `held_ns` is what calls hold that have not started yet.
+    `free_ns` is the time, by the monotonic clock, from which the whole burst can be used again.
+    `held_ns` is the sum of the intervals that are reserved for calls that have not started yet.
+    `waiters` are the calls that wait to start, in order of arrival.
     """
 
     key: CounterKey
@@ -160,8 +163,8 @@ class _Count:
     def allows_at(self, limit: Limit, now_ns: int, *, before: int | None = None) -> int:
         """Return the time at which one more call may start, in nanoseconds of the monotonic clock.
 
-        Calls that hold an interval and calls that wait start before this call. If `before` is
-        given, only those waiting calls do that have a lower number.
+        Calls that have reserved their start, and calls that wait, go first. If `before` is given,
+        only waiting calls with a lower number than `before` go first.
         """
         ahead_ns = self.held_ns
         if self.waiters:
@@ -183,8 +186,8 @@ _Counts = Sequence[tuple[Limit, _Count]]
 
 
 class RateHold:
-    """What one call holds in its limits until it starts. The first call of `take` or `release` ends
-    the hold; later calls do nothing.
+    """The starts that are reserved for one call, one in each of its limits, until the call starts.
+    The first call of `take` or `release` ends the reservation; later calls do nothing.
     """
 
     __slots__ = ("_counts", "_is_open", "_limits")
@@ -205,7 +208,9 @@ class RateHold:
             self._limits.count(self._counts)
 
     def release(self) -> None:
-        """Give back what the call holds, because it will not start."""
+        """Cancel the starts that are reserved for the call, because it will not start. The next
+        waiting call is woken.
+        """
         if self._is_open:
             self._is_open = False
             for limit, count in self._counts:
@@ -235,10 +240,10 @@ class RateLimits:
         self._load()
 
     def exceeded(self, caller: Spender, per_minute: int | None) -> Exceeded | None:
-        """Return the limit that would refuse a call now, even after the longest wait that it
-        allows. Return None if no limit would.
+        """Return the limit that would refuse a call made now, because the call would have to wait
+        longer than the limit lets calls wait. Return None if no limit would. Nothing is reserved.
 
-        `per_minute` is the rate in the tool's definition, or None if it has none. Nothing is held.
+        `per_minute` is the rate in the tool's definition, or None if the definition has no rate.
         """
         now_ns = self._now_ns()
         over: list[tuple[int, Limit]] = []
@@ -249,14 +254,16 @@ class RateLimits:
         return _refused(over, now_ns, now_ns)
 
     async def hold(self, caller: Spender, per_minute: int | None) -> RateHold | None:
-        """Hold one interval in all limits of a call. Return None if the call has no limits.
+        """Reserve one start for a call in each limit that applies to it. Return None if no limit
+        applies.
 
         If limits are exceeded, wait as long as they let calls wait. Calls that arrived earlier go
-        first. `per_minute` is the rate in the tool's definition, or None if it has none.
+        first. `per_minute` is the rate in the tool's definition, or None if the definition has no
+        rate.
 
         Raises:
             RateLimited: a limit would stay exceeded for longer than it lets calls wait. The error
-                contains the delay after which the caller can repeat the call. Nothing is held.
+                contains the delay after which the caller can repeat the call. Nothing is reserved.
         """
         limits = self._limits_of(caller.tool, per_minute)
         if not limits:
@@ -269,7 +276,7 @@ class RateLimits:
         return RateHold(self, counts)
 
     def count(self, counts: _Counts) -> None:
-        """Count one started call in each limit, instead of the interval that the call held there.
+        """Count one started call in each limit. This ends the reservation that the call had there.
         The new counts are written to the database shortly afterwards, together with those of other
         calls.
         """
@@ -324,8 +331,11 @@ class RateLimits:
                 count.free_ns = now_ns + min(left_ns, of_rule or MINUTE_S * SECOND_NS)
 
     async def _wait(self, limits: Sequence[Limit], caller: Spender, arrived_ns: int) -> RateHold:
-        """Wait until no limit is exceeded, then hold one interval in each. Each round waits for the
-        exceeded limit that lets the call start last.
+        """Wait until no limit is exceeded, then reserve one start in each limit. Each round waits
+        for the exceeded limit that will be the last to let the call start.
+
+        Raises:
+            RateLimited: a limit would stay exceeded for longer than it lets calls wait.
         """
         self._arrivals += 1
         me = _Waiter(self._arrivals)

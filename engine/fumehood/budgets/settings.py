@@ -18,8 +18,8 @@ own.
 
 
 class BudgetRule(Value):
-    """One budget. Its limits hold for each combination of values of the keys in `per`. At least one
-    limit must be given.
+    """One budget. Calls are counted separately for each combination of values of the keys in `per`,
+    such as each agent, and the limits hold for each count. At least one limit must be given.
 
     A call without an agent is covered only if `agents` is empty.
     """

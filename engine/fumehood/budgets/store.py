@@ -71,8 +71,8 @@ class CounterTable:
         self._database = database
 
     def load_now(self, *periods: str, sessions: bool = False) -> list[CounterRow]:
-        """Return the counters of these periods. Include the counters of sessions only if `sessions`
-        is True.
+        """Return the counters of these periods: days such as `2026-01-31`, or another value of the
+        column `period`. Include the counters of sessions only if `sessions` is True.
 
         This call blocks, so use it only while the engine starts.
 
@@ -92,9 +92,10 @@ class CounterTable:
         return await self._database.read(lambda connection: _rows(connection, wanted))
 
     async def reserve(self, rows: Sequence[CounterRow], at: datetime) -> None:
-        """Raise the marks in the database to the `reserved` of `rows`. A mark that is already
-        higher stays as it is. `at` is the current time, from which the expiry of the rows is
-        calculated.
+        """Raise the marks in the database: the amounts up to which calls may use each counter, and
+        which count as spent after a restart. Each row's field `reserved` is the new mark. A mark
+        that is already higher stays unchanged. `at` is the current time, from which the rows'
+        expiry is calculated.
 
         Raises:
             WriteFailed: the marks may be unchanged, so nothing above the old marks may be used.
@@ -102,14 +103,16 @@ class CounterTable:
         await self._database.write(_writing(_RAISE, rows, at))
 
     def reserve_soon(self, rows: Sequence[CounterRow], at: datetime) -> None:
-        """Raise the marks like `reserve`, but without waiting, because calls have already used the
-        amounts. A failure of the write is ignored.
+        """Raise the marks (the amounts that count as spent after a restart) like `reserve`, but
+        without waiting, because calls have already used the amounts. A failure of the write is
+        ignored.
         """
         self._database.write_soon(_writing(_RAISE, rows, at))
 
     async def give_back(self, rows: Sequence[CounterRow], at: datetime) -> None:
-        """Lower the marks to the `reserved` of `rows`. Until this call returns, no call of a tool
-        may use the amounts above the lower marks.
+        """Lower the marks (the amounts that count as spent after a restart) to the field `reserved`
+        of each row. Until this call returns, no call of a tool may use the amounts above the lower
+        marks.
 
         Raises:
             WriteFailed: the marks are unchanged.
@@ -117,8 +120,8 @@ class CounterTable:
         await self._database.write(_writing(_PUT, rows, at))
 
     def give_back_soon(self, rows: Sequence[CounterRow], at: datetime) -> None:
-        """Lower the marks like `give_back`, but without waiting. No write of a higher mark may be
-        unfinished when this is called.
+        """Lower the marks (the amounts that count as spent after a restart) like `give_back`, but
+        without waiting. Do not call this while a write of a higher mark is unfinished.
         """
         self._database.write_soon(_writing(_PUT, rows, at))
 

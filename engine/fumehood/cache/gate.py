@@ -119,7 +119,9 @@ def _deciding_arguments(permitted: PermittedCall, chosen: Iterable[str]) -> Json
 
 
 class _Flying(Hold):
-    """The hold of a running call. Identical calls may wait for the answer of this call."""
+    """What the cache holds for one running call: its flight, on which identical calls may wait for
+    the call's answer.
+    """
 
     metadata: Mapping[str, Any] = MappingProxyType({"cache": _MISS})
 

@@ -160,10 +160,11 @@ class Flight:
         metacognition: Metacognition | None = None,
     ) -> None:
         """End the flight with an answer, which the waiting calls receive. If `is_kept` is True,
-        also store the answer for later calls.
+        also store the answer for later calls. Do nothing if the flight has already ended.
 
         `data` is the answer as JSON, and `at` the time at which it was made. If `ttl_seconds` is
-        None, the answer expires as the settings say.
+        None, the answer expires as the settings say. `warnings`, `redacted` and `metacognition` are
+        copied from the running call's answer, with the same meaning as there.
         """
         if not self.over.is_set():
             expires = self._cache.expiry(ttl_seconds)
@@ -179,8 +180,8 @@ class Flight:
 
 
 class ResultCache:
-    """The cached answers and the flights of one engine. `monotonic` returns the time of the
-    monotonic clock in seconds.
+    """The cached answers of one engine, and its flights (the running calls whose answers identical
+    calls wait for). `monotonic` returns the time of the monotonic clock in seconds.
     """
 
     def __init__(self, settings: CacheSettings, monotonic: Callable[[], float]) -> None:
@@ -208,13 +209,13 @@ class ResultCache:
         return answer
 
     async def take(self, key: str, wait_s: Callable[[], float]) -> CachedAnswer | Flight:
-        """Return the answer for `key`. If there is none, return a new flight; the caller must then
-        run the call and end the flight.
+        """Return the answer for `key`. If there is none, return a new flight (a running call, whose
+        answer identical calls wait for). The caller must then run the call and end the flight.
 
         If an identical call is running, first wait for its answer, for at most `wait_s()` seconds.
 
         Raises:
-            TimeoutError: no answer and no end of the identical calls within this time.
+            TimeoutError: within this time, the identical call neither answered nor ended.
         """
         answer = self.find(key)
         if answer is not None:

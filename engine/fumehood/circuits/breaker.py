@@ -75,8 +75,10 @@ class Permit:
         self.give_back()
 
     def conclude(self, error: EngineError | None, *, was_hurried: bool = False) -> None:
-        """End the permit, and count how its request ended. `error` and `was_hurried` are those of
-        `health_of`.
+        """End the permit, and count how its request ended.
+
+        `error` is the error with which the request ended, or None if it succeeded. `was_hurried`
+        says whether the request had less time than its tool allows; then a timeout does not count.
         """
         self._end(health_of(error, was_hurried=was_hurried))
 
@@ -93,8 +95,8 @@ class Permit:
 
 
 class Circuit:
-    """The circuit to one service. `upstream` is the name of the service, and `now` returns
-    monotonic seconds.
+    """The circuit breaker of one service: it suspends the requests to the service while too many of
+    them fail. `upstream` is the name of the service, and `now` returns monotonic seconds.
     """
 
     def __init__(
@@ -139,8 +141,11 @@ class Circuit:
             )
 
     def leave(self, generation: int, health: int | None) -> None:
-        """End a permit. `generation` is the one in which the permit was given. `health` is what its
-        request says about the service, or None if it says nothing.
+        """End a permit. `health` is what its request says about the service, or None if it says
+        nothing.
+
+        `generation` is the number of changes of the circuit's state when the permit was given. If
+        the state has changed since then, the permit has no effect.
 
         Only `Permit` calls this method.
         """

@@ -416,10 +416,11 @@ def _ask(client: ControlClient, seen: Sequence[Approval], decision: NewDecision)
 
 
 def _followed(client: ControlClient) -> Iterator[Approval]:
-    """Yield the open approvals, oldest first. Then yield each approval that is new or has changed.
+    """Yield the approvals whose calls wait or run, oldest first. Then, for ever, yield each
+    approval that is new or has changed.
 
-    An approval that is not open is only noticed if it is among the newest `PAGE` approvals, or was
-    open before.
+    An approval whose call has ended is only noticed if it is among the newest `PAGE` approvals, or
+    if its call was waiting or running when this function last looked.
     """
     changes = client.approvals.next_change(-1)
     seen: dict[str, Approval] | None = None
@@ -442,10 +443,11 @@ def _followed(client: ControlClient) -> Iterator[Approval]:
 def _seeing(
     mine: bool, socket: Path | None, credential_stdin: bool, *, as_json: bool
 ) -> AbstractContextManager[Any]:
-    """Return a context with a client: the caller's client for `--mine`, otherwise an approver's
-    client.
+    """Return a context with a client. If `mine` is True, this is the caller's client, which sees
+    only the caller's own approvals. Otherwise, it is an approver's client, which sees the approvals
+    of all principals.
 
-    An approver sees the approvals of all principals.
+    If `as_json` is True, a refusal by the engine is printed as JSON.
     """
     if mine:
         return calling(socket, as_json=as_json)
@@ -600,7 +602,9 @@ def approval_lines(approval: Approval, now: datetime, columns: int) -> list[Line
 
 
 def rule_lines(rule: RememberedRule, columns: int) -> list[Line]:
-    """Return the lines that show a rule. The rule is either saved or only proposed."""
+    """Return the lines that show a remembered rule, which allows matching calls without approval.
+    The rule is either saved or only proposed.
+    """
     who = rule.principal_id + (f" as agent {rule.agent_id}" if rule.agent_id else "")
     until = f"until {rule.expires_at:%Y-%m-%d %H:%M} UTC" if rule.expires_at else "while it lasts"
     uses = "any number of times" if rule.uses_left is None else f"{rule.uses_left} more times"
@@ -761,7 +765,9 @@ class Line:
 
 
 def ours(text: str, columns: int, kind: Kind = "plain") -> Iterator[Line]:
-    """Yield the lines of trusted text. Untrusted text within `text` must already be escaped."""
+    """Yield the lines of trusted text, folded to `columns`. `kind` determines their colour.
+    Untrusted text within `text` must already be escaped.
+    """
     return (Line(piece, kind) for piece in folded(text, columns, indent=MARK))
 
 
@@ -771,7 +777,9 @@ def warning(text: str, columns: int) -> Iterator[Line]:
 
 
 def theirs(text: str, columns: int, kind: Kind = "theirs") -> Iterator[Line]:
-    """Yield the lines of untrusted text. Each line is escaped and begins with `MARK`."""
+    """Yield the lines of untrusted text, folded to `columns`. Each line is escaped and begins with
+    `MARK`, a bar at the left by which users recognise untrusted text. `kind` determines the colour.
+    """
     for line in text.split("\n"):
         for piece in folded(visible(line), columns - len(MARK)):
             yield Line(MARK + piece, kind)

@@ -205,12 +205,12 @@ def _filters(
 def _followed(
     client: Client, filters: dict[str, Any], limit: int, pause: Callable[[], None]
 ) -> Iterator[CallRecord]:
-    """Yield the last `limit` records that match `filters`, and then new records as they arrive.
-    Older records come first.
+    """Yield the last `limit` records that match `filters`, oldest first. Then, for ever, yield new
+    matching records as they arrive.
 
-    `pause` waits until the next request to the engine. New records are detected by their ids,
-    because clocks can go backwards. If the engine stops later, this function waits until an engine
-    runs again.
+    `pause` is called before each request to the engine, and returns when the request is due. New
+    records are detected by their ids, because clocks can go backwards. If the engine stops later,
+    this function waits until an engine runs again.
     """
     fetch = partial(client.calls, **filters)
     before, _ = newest(fetch, max(limit, 1))

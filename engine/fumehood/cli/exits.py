@@ -34,10 +34,11 @@ class ExitCode(IntEnum):
 
 
 def exit_code_of(envelope: Envelope | JsonObject) -> int:
-    """Return the exit code for an answer. An error code that a tool defines itself gives 1.
+    """Return the exit code for an answer.
 
-    An error that requires approval but names no approval also gives 1: no approver exists, so the
-    call does not wait.
+    An error with a code that only the tool defines gives 1. An error which says that the call needs
+    approval normally gives the code for a waiting call. If it contains no approval id, it gives 1,
+    because there is no approver and the call does not wait.
     """
     error = document_of(envelope)["error"]
     if error is None:

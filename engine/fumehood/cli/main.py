@@ -57,8 +57,8 @@ SETTINGS: dict[str, Any] = {
 
 
 class CommandsOnDemand(PlainGroup):
-    """A group that knows the names and help lines of its commands. It imports a command's module
-    only to run or complete the command.
+    """A group of commands that imports a command's module only to run or complete this command. The
+    names and help lines of all commands are known without the imports.
     """
 
     def list_commands(self, ctx: Any) -> list[str]:
@@ -84,8 +84,8 @@ def all_commands() -> dict[str, str]:
     """Return a dictionary from the name of each command to its help line, in the order of `--help`.
 
     Raises:
-        PartError: a part adds a command with the name of a built-in command, or adds something to a
-            command that is not in `OPEN`.
+        PartError: a part adds a command with the name of a built-in command, or adds an option or a
+            command to a built-in command that is not open to parts (not in `OPEN`).
     """
     changed = {options.command for part in parts() for options in part.options}
     changed |= {name.split()[0] for part in parts() for name in part.commands if " " in name}
@@ -158,7 +158,9 @@ def with_commands(group: typer.Typer, added: Mapping[str, Command]) -> typer.Typ
 
 
 def with_options(command: Callable[..., Any], added: Sequence[Options]) -> Callable[..., Any]:
-    """Return a command with the options in `added`, which parts add to it (see `Options`)."""
+    """Return a command that also has the options in `added`, which parts add to it. Before the
+    command runs, the function of each of these parts is called with the values of its options.
+    """
     own = signature(command, eval_str=True).parameters
     functions = [imported(options.function) for options in added]
     theirs = [signature(function, eval_str=True).parameters for function in functions]

@@ -99,8 +99,8 @@ UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 @contextmanager
 def local(what: object, words: str = "cannot be used") -> Iterator[None]:
-    """End the command with a message if the block raises OSError. `what` names the file or
-    directory.
+    """End the command with a message if the block raises OSError. The message consists of `what`,
+    which is the file or directory, of `words`, and of the system's reason.
     """
     try:
         yield
@@ -261,11 +261,13 @@ def _parse(text: str, now: datetime, direction: int) -> datetime | None:
 
 
 class _PlainParameters:
-    """Mixin for commands and groups whose parameters convert plain values without pydantic."""
+    """Mixin for commands and groups whose parameters convert simple values (text, numbers and
+    paths) without pydantic, so that the command starts faster.
+    """
 
     def get_params(self, ctx: Any) -> Any:
-        """Return the parameters, including `--help`. Each parameter converts its value with
-        `_PlainValue`.
+        """Return the command's parameters, including `--help`. Each of them now converts simple
+        values without pydantic.
         """
         parameters = super().get_params(ctx)  # type: ignore[misc]
         for parameter in parameters:
@@ -275,16 +277,18 @@ class _PlainParameters:
 
 
 class PlainCommand(_PlainParameters, TyperCommand):
-    """A command that does not load pydantic to convert plain values."""
+    """A command that does not load pydantic to convert simple values (text, numbers and paths)."""
 
 
 class PlainGroup(_PlainParameters, TyperGroup):
-    """A group that does not load pydantic to convert its own options."""
+    """A group of commands that does not load pydantic to convert simple values of its options."""
 
 
 class _PlainValue:
     def coerce(self, value: Any, param: Any, ctx: Any) -> Any:
-        """Convert a plain value without pydantic. Leave any other value to typer."""
+        """Convert a text, a number or a path without pydantic. Leave any other value, and any
+        invalid value, to typer.
+        """
         is_many = param.multiple or param.nargs == -1
         if value is None:
             return () if is_many else None
@@ -300,5 +304,7 @@ class _PlainValue:
 
 
 def _is_plain(path: str) -> bool:
-    """Return True if a path does not exist or is readable, which is all that typer would check."""
+    """Return True if a path does not exist or is readable. Such a path needs no check by typer,
+    which would refuse only an existing path that is not readable.
+    """
     return not os.path.lexists(path) or os.access(path, os.R_OK)

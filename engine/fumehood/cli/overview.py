@@ -31,7 +31,9 @@ FIRST_CALL = """fumehood call calculator '{"expression": "2 + 2"}'"""
 
 
 def show_overview() -> None:
-    """Print the overview, as JSON if standard output is not a terminal."""
+    """Print the engine's state and the next command to run, as JSON if standard output is not a
+    terminal.
+    """
     found = overview(find_socket())
     if wants_json(False):
         show_json(found)
@@ -41,7 +43,8 @@ def show_overview() -> None:
 
 
 def overview(path: Path) -> JsonObject:
-    """Return the engine's state and, as `next`, the next command to run.
+    """Return the state of the engine that listens on the socket `path` and, as `next`, the next
+    command to run.
 
     If the engine does not answer, the field `engine` contains the reason.
     """
@@ -64,8 +67,8 @@ def overview(path: Path) -> JsonObject:
 
 
 def share_of(spent: str | int, held: str | int, limit: str | int) -> Decimal:
-    """Return the share of a budget that is spent or reserved (`held`). The share of the whole
-    budget is 1.
+    """Return the fraction of the budget `limit` that is spent or `held` for running calls. The
+    result is 1 if all of the budget is used, or if `limit` is 0.
     """
     return (Decimal(spent) + Decimal(held)) / Decimal(limit) if Decimal(limit) else Decimal(1)
 
@@ -96,8 +99,8 @@ def _state(path: Path) -> JsonObject:
 
 
 def _ask(path: Path, what: str, query: JsonObject) -> Any:
-    """Send a GET request to `/v1/WHAT` and return the answer. Raises PermissionError if the engine
-    refuses the request.
+    """Send a GET request for the resource `what`, with `query`, to the engine that listens on the
+    socket `path`. Return the answer. Raises PermissionError if the engine refuses the request.
     """
     request = ApiRequest("GET", address(what) + query_text(query), json.loads)
     answer = send_once(path, request, caller_token())

@@ -29,8 +29,11 @@ def plain(
     scope: str | None = ADMIN,
     name: str = "",
 ) -> None:
-    """Add the command that `plain_command` returns to a group. `words` is the help text. `name` is
-    the command's name if it differs from the name of `method`.
+    """Add a command to `group` that calls `method`, such as `agents.show`, of a client. `words` is
+    the command's help text. The command has the last word of `method` as its name, or `name` if
+    given.
+
+    The other arguments are those of `plain_command`.
     """
     command = plain_command(method, show, arguments=arguments, check=check, scope=scope)
     command.__doc__ = words
@@ -49,8 +52,8 @@ def plain_command(
 
     `show` prints the answer. Without `show`, nothing is printed. `arguments` maps each of the
     method's arguments to its type or, for a keyword argument, to its type and default. `check`
-    validates the first argument. `scope` is the scope that the credential needs, or None for the
-    callers' socket.
+    validates the first argument. `scope` is the scope that the credential for the control socket
+    needs. If `scope` is None, the command uses the callers' socket instead.
     """
     required = {one: kind for one, kind in (arguments or {}).items() if not isinstance(kind, tuple)}
     optional = {one: kind for one, kind in (arguments or {}).items() if isinstance(kind, tuple)}

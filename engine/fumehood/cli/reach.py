@@ -74,9 +74,9 @@ def calling(
     """Connect to the callers' socket, and yield the client. An exception of the client ends the
     command.
 
-    With `is_payload`, a refusal is printed as a message, because standard output must not receive
-    an envelope. With `is_call`, the configuration is not checked, because the check takes longer
-    than a call.
+    If `is_payload` is True, standard output is meant for other data than an envelope. A refusal is
+    then printed as a message on standard error, unless `as_json` is True. If `is_call` is True, the
+    configuration is not checked, because the check takes longer than a call.
     """
     from fumehood.client import Client
 
@@ -170,7 +170,9 @@ def decide_once(
     tool: str, arguments: JsonObject, context: JsonObject, options: JsonObject,
     socket: Path | None, token_file: Path | None,
 ) -> JsonObject:  # fmt: skip
-    """Request one decision with `send_once`, and return its envelope.
+    """Ask the engine, in one request, to decide on a call that the caller runs itself. Return the
+    envelope with the decision. `context` is everything besides the arguments that determines
+    the effect of the tool.
 
     Raises:
         DaemonUnavailable: no engine answers.
@@ -311,8 +313,11 @@ def _tell_config_fault(path: Path) -> None:
 
 @contextmanager
 def _ending_the_command(*, as_json: bool, is_payload: bool = False) -> Iterator[None]:
-    """End the command with a message and an exit code if the block raises an exception of a
-    client.
+    """End the command with an exit code if the block raises an exception of a client.
+
+    A refusal by the engine is printed as an envelope or, if `is_payload` is True, as a message on
+    standard error. Other exceptions are always printed as a message. `as_json` requests the
+    envelope as JSON.
     """
     from fumehood.cli.show import for_people, show_envelope, wants_json
 
@@ -346,8 +351,8 @@ def read_config(**overrides: object) -> Config:
 
 
 def read_socket_path(config: Config, *, control: bool = False) -> Path:
-    """Return the path of the callers' socket or, with `control`, of the control socket of a daemon
-    with this configuration.
+    """Return the path of the callers' socket of a daemon with this configuration. If `control` is
+    True, return the path of its control socket instead. End the command if the path is invalid.
     """
     try:
         return config.control_socket_path if control else config.socket_path

@@ -266,8 +266,9 @@ def _new_session(
 
 @contextmanager
 def downloading(socket: Path | None, *, as_json: bool) -> Iterator[Download]:
-    """Yield a function that downloads. Its client is only created when the function is first used,
-    because most answers need no download.
+    """Yield a function that downloads a blob of the engine, given its URL and a function that
+    writes the content. The client is only created when the yielded function is first used, because
+    most answers need no download.
     """
     with ExitStack() as stack:
 
@@ -432,7 +433,8 @@ def _saved(
 def files_to_send(given: Iterable[str]) -> list[JsonObject]:
     """Read local files, and return them as the tool's argument `files`.
 
-    A file keeps its name, unless it is given as NAME=PATH. It is then called NAME.
+    Each item of `given` is a path or has the form NAME=PATH. The program sees the file as NAME or,
+    if no NAME is given, under the file's own name.
     """
     files: list[JsonObject] = []
     for text in given:

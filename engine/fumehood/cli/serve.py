@@ -126,8 +126,8 @@ def serve(
 
 
 def _greet(config: Config) -> None:
-    """Print four lines for the person at the terminal. They appear before any warnings of the
-    log.
+    """Print four lines for the user at the terminal: the version, the sockets, a command to try,
+    and the command that connects agents. They appear before any warnings of the log.
     """
     from importlib.metadata import version
 
@@ -166,7 +166,9 @@ def _say_what_it_waits_for(count: int, seconds: float) -> None:
 
 
 def _way_to_show() -> Callable[[str], None] | None:
-    """Return a function that shows a credential on the terminal, or None if there is none."""
+    """Return a function that shows a credential on the terminal. Return None if standard input and
+    standard error are not both a terminal.
+    """
     streams = (sys.stdin, sys.stderr)
     if not all(stream is not None and stream.isatty() for stream in streams):
         return None

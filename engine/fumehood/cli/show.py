@@ -78,8 +78,8 @@ def wants_json(asked: bool) -> bool:
 
 
 def circuit_words(circuit: CircuitStatus) -> str:
-    """Describe a circuit's state, its failures and the time until a request is sent again as a
-    test. A circuit suspends calls to a failing service.
+    """Describe the state of a circuit, which suspends calls to a failing service. The text contains
+    the recent failures, and the time until a call is tried again.
     """
     wait_ms = circuit.retry_after_ms
     then = f"; next trial in {math.ceil(wait_ms / 1000)} s" if wait_ms else ""
@@ -118,14 +118,17 @@ class Column(NamedTuple):
 
 
 def as_document(found: Any, _: bool = True) -> None:
-    """Print a model or a list of models as JSON, even on a terminal."""
+    """Print a model, or a list of models, as JSON. The JSON is printed even on a terminal.
+
+    The second argument is ignored. It only makes this function a `Show`.
+    """
     is_list = isinstance(found, list | tuple)
     show_json([_dumped(one) for one in found] if is_list else _dumped(found))
 
 
 def as_text(write: Callable[[Any], None]) -> Show:
-    """Return a function that prints an answer with `write`, or as JSON if `wants_json` returns
-    True.
+    """Return a function that takes an answer and whether the user requested JSON. It prints the
+    answer as JSON if `wants_json` returns True, otherwise with `write`.
     """
 
     def show(found: Any, as_json: bool) -> None:
@@ -141,8 +144,8 @@ def as_fields(found: Any) -> None:
 
 
 def as_table(*columns: Column) -> Show:
-    """Return a function that prints a list of models as a table, or as JSON if `wants_json` returns
-    True.
+    """Return a function that takes a list of models and whether the user requested JSON. It prints
+    the list as JSON if `wants_json` returns True, otherwise as a table with these columns.
     """
 
     def write(found: Sequence[Any]) -> None:
@@ -182,8 +185,8 @@ def show_envelope(envelope: Envelope | JsonObject, *, as_json: bool) -> None:
 
 
 def in_options(message: str) -> str:
-    """Return an engine's message with names of call options in its advice replaced by the command
-    line's options.
+    """Rewrite the advice in an engine's message for the command line: name the command line's
+    option, such as `--timeout`, instead of the call option, such as `timeout_seconds`.
     """
     return _ADVICE.sub(lambda found: found[1] + OPTIONS[found[2]], message)
 
@@ -335,8 +338,8 @@ def _summary(document: JsonObject) -> str:
 
 
 def _what_ran(document: JsonObject) -> str:
-    """Describe what ran in a call whose answer has no sandbox report. In some cases, this is
-    unknown.
+    """Describe what ran in a call whose answer has no sandbox report. If the answer does not show
+    what ran, the text says that it is unknown whether the call took effect.
     """
     error = document["error"]
     if document["metadata"].get("fallback") is not None:
@@ -390,8 +393,10 @@ def show_table(fields: Sequence[Column], rows: Sequence[Sequence[str]]) -> None:
 
 
 def fitting(fields: Sequence[Column], rows: Sequence[Sequence[str]], width: int) -> list[int]:
-    """Return the indexes of the columns of a table to show, so that every shown column is readable
-    within `width` characters.
+    """Return the indexes of the columns to show in a table that is `width` characters wide.
+
+    Columns are left out, the highest `drop` first, until all others are wide enough to be read. A
+    column whose `drop` is 0 is never left out, even if the table is then too wide.
     """
     needed = [_readable(field, rows, index) + BETWEEN for index, field in enumerate(fields)]
     kept = list(range(len(fields)))

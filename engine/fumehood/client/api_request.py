@@ -39,10 +39,10 @@ longer wait."""
 
 
 class DaemonUnavailable(FumehoodError):
-    """No engine answered in time. The message contains the remedy.
+    """No engine answered in time. The message says what to do.
 
-    `may_have_acted` is True if an engine may have received the request. A call may then have run,
-    and only its owner knows whether the call can safely be sent again.
+    `may_have_acted` is True if an engine may have received the request. The requested call may then
+    have run. Only the user of the client can know whether it is safe to send the request again.
     """
 
     def __init__(self, message: str, *, may_have_acted: bool = False) -> None:
@@ -97,10 +97,11 @@ def ask(
 
 
 def ask_for_bytes(path: str, work_s: float = 0.0) -> ApiRequest[None]:
-    """Create a request whose answer is raw bytes, without sending it. `path` is the whole address.
+    """Create a request whose answer is raw bytes, without sending it. `path` is the whole address,
+    and `work_s` is how many seconds the engine may work before it answers.
 
-    The request's `read` parses only refusals, and raises Refused for them. `work_s` is how many
-    seconds the engine may work before it answers.
+    If the engine refuses the request, the request's `read` parses the refusal and raises Refused.
+    `read` is not used for the raw bytes.
     """
 
     def refused(raw: bytes) -> None:
@@ -130,7 +131,9 @@ def decision_read_by(
     context: JsonObject | None,
     options: JsonObject,
 ) -> ApiRequest[T]:
-    """Create the request for a decision. `read` parses the decision's answer.
+    """Create the request for a decision: the engine decides whether the caller may run `tool`
+    itself. `read` parses the answer. `context` is everything besides the arguments that determines
+    the effect of the tool; None means that there is nothing.
 
     Raises:
         ValueError: the arguments, context or options are not JSON.

@@ -48,7 +48,9 @@ PAGE = 100
 
 
 class AsyncBaseClient(AsyncCommonOperations):
-    """Base class of the clients of both sockets, with the methods that they have in common."""
+    """Base class of the two clients, for the callers' socket and the control socket. It contains
+    the methods that both clients have.
+    """
 
     _is_control = False
 
@@ -92,8 +94,8 @@ class AsyncBaseClient(AsyncCommonOperations):
         return await self._transport.send(ApiRequest("GET", address("openapi.json"), object_of))
 
     async def request(self, method: str, path: str, body: JsonObject | None = None) -> Envelope:
-        """Send a request with an HTTP method to any address at which the engine answers with an
-        envelope.
+        """Send a request to the engine's address `path`, and return the envelope. `method` is the
+        HTTP method. Only addresses that answer with an envelope can be used.
 
         Raises:
             ValueError: the body is not JSON, so nothing was sent.
@@ -242,7 +244,9 @@ class AsyncClient(AsyncBaseClient, AsyncCallerOperations):
     ) -> AgentTools:
         """Fetch an agent's tools, in the agent's order and with the schemas that the agent sees.
 
-        The answer also names the tools that are left out, with the reasons.
+        The answer has at most `at_most` tools of the given `categories`, with a `cost_per_use` of
+        at most `max_cost`. A filter that is None excludes no tool. The answer also names the tools
+        that are left out, with the reasons.
 
         Raises:
             Refused: the agent is unknown, or this caller may not act for it.

@@ -29,7 +29,11 @@ TIMEOUT_S = 600.0
 
 
 class AsyncSession:
-    """A session and its programs. An asynchronous context manager, for one event loop."""
+    """A session of an engine, with methods that run programs in the session.
+
+    The object is an asynchronous context manager, which calls `close` at the end. Only one event
+    loop may use the object.
+    """
 
     def __init__(
         self,
@@ -50,7 +54,8 @@ class AsyncSession:
 
         If `session_id` is given, that session is used; otherwise a new session is created on first
         use. The options from `image` to `lifetime_seconds` have the same meaning as in
-        `AsyncClient.create_session`.
+        `AsyncClient.create_session`. Calls are made for the agent `agent_id`, with the time limit
+        `timeout_seconds` and with `wait_for_approval` as in `CallOptions`.
         """
         self.id = session_id
         self._is_own = session_id is None
@@ -121,7 +126,10 @@ class AsyncSession:
     async def call(
         self, tool: str, arguments: JsonObject, timeout_s: float | None = None
     ) -> Envelope:
-        """Call a tool in this session. The call is cancelled if the connection is closed."""
+        """Call a tool in this session. The engine cancels the call if the connection is closed.
+
+        If `timeout_s` is None, the session's `timeout_seconds` is the time limit.
+        """
         async with self._turn:
             client = await self.client()
             return await client.call(

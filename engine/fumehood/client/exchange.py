@@ -117,20 +117,22 @@ def require_listener(path: Path) -> None:
 
 
 class Progress:
-    """Records whether the HTTP library failed to send the request's head in one attempt.
+    """Records whether one attempt to send a request failed while the request's head was sent.
 
-    In every other case, the engine may have received the request.
+    If this is not recorded, the engine may have received the request.
     """
 
     def __init__(self) -> None:
         self.did_head_fail = False
 
     def note(self, event: str, _: Any) -> None:
-        """Process a trace event of the HTTP library."""
+        """Record the HTTP library's trace event `event` if it reports that the request's head could
+        not be sent. Ignore every other event.
+        """
         self.did_head_fail = self.did_head_fail or event == HEAD_FAILED
 
     async def note_async(self, event: str, _: Any) -> None:
-        """Process a trace event of the asynchronous HTTP library."""
+        """Do the same as `note`, for the asynchronous HTTP library."""
         self.note(event, _)
 
 

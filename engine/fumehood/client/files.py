@@ -33,10 +33,11 @@ current position."""
 
 @contextmanager
 def opened(source: Source) -> Iterator[bytes | BinaryIO]:
-    """Yield the source's bytes, or an open file. A file opened by this function is closed again.
+    """Yield the bytes to read from `source`: `source` itself if it is bytes or an open file, or a
+    newly opened file if it is a path. The newly opened file is closed at the end of the context.
 
     Raises:
-        ValueError: the source has another type, or is not a regular file.
+        ValueError: `source` has another type, or its path is not a regular file.
         OSError: the file cannot be opened.
     """
     if isinstance(source, bytes):
@@ -83,7 +84,8 @@ def size_of(source: bytes | BinaryIO) -> int | None:
 
 
 def chunks_of(source: bytes | BinaryIO, size: int | None) -> Iterator[bytes]:
-    """Yield the bytes in pieces. If `size` is given, exactly `size` bytes are read from a file.
+    """Yield the bytes of `source` in pieces. If `source` is a file and `size` is not None, exactly
+    `size` bytes are read.
 
     Raises:
         ValueError: the file became shorter while it was read.
@@ -116,10 +118,12 @@ async def chunks_of_async(source: bytes | BinaryIO, size: int | None) -> AsyncIt
 def new_file(
     path: Path, *, replace: bool = False, mode: int = 0o666, directory: int | None = None
 ) -> Iterator[BinaryIO]:
-    """Create a file and yield it for writing. If the context fails, the file is removed.
+    """Create a file with the permissions `mode` (less the umask), and yield the file for writing.
+    If the body of the `with` statement raises, the file is removed.
 
-    With `replace`, an existing file or link (not its target) is replaced atomically at the end. A
-    relative path is relative to the directory with the descriptor `directory`.
+    If `replace` is True, an existing file or link (not its target) is replaced atomically at the
+    end. If `directory` is not None, it is a directory's descriptor, and a relative `path` is
+    relative to that directory.
 
     Raises:
         FileExistsError: the path exists, and `replace` is False.

@@ -72,9 +72,10 @@ class Finished:
 
 
 def program_result(envelope: Envelope) -> JsonObject:
-    """Return the result fields of a program's answer, such as `stdout`.
+    """Return the fields of a program's result, such as `stdout`, from the answer of a call that ran
+    the program.
 
-    They are the answer's `data` or, if the program failed, the details of the error.
+    The fields are the answer's `data` or, if the program failed, the details of the answer's error.
 
     Raises:
         CallFailed: no program ran, or its result is unknown.
@@ -105,9 +106,10 @@ def finished(envelope: Envelope, stdout: str, stderr: str) -> Finished:
 
 
 def refused(failed: CallFailed) -> Finished:
-    """Convert the refusal of a program to a result with the exit code `REFUSED`.
+    """Return a result with the exit code `REFUSED` for a program that the engine refused to run.
 
-    An adapter that runs several programs can then still return the results of the other programs.
+    An adapter that runs several programs uses this result, so that it can still return the results
+    of the other programs.
     """
     reason = f"{failed.code}: {failed.message}\n"
     return Finished(REFUSED, "", reason, failed.envelope)

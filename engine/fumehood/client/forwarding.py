@@ -40,7 +40,7 @@ class NotForwarded(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Forwarding:
-    """A port of a session to forward, and how to forward it."""
+    """Forwards a local port to the port `port` of a session."""
 
     engine: Path
     """The callers' socket."""
@@ -53,9 +53,12 @@ class Forwarding:
     """Receives the reason if one connection cannot be forwarded."""
 
     async def serve(self, local_port: int, for_s: float, on_ready: Callable[[str], None]) -> None:
-        """Forward connections for `for_s` seconds. `on_ready` receives the address or link.
+        """Accept connections on a local port for `for_s` seconds, and forward them to the session's
+        port.
 
-        A `local_port` of 0 means any free port.
+        A `local_port` of 0 means any free port. Once the port is open, `on_ready` is called with
+        the text to show to the user: `HOST:PORT` if `is_tcp` is True, otherwise the link for a
+        browser.
 
         Raises:
             OSError: the local port cannot be used.
@@ -100,10 +103,10 @@ class Forwarding:
                     await caller.send(_refusal(f"{error}\n", b"502 Bad Gateway"))
 
     async def _head(self, caller: anyio.abc.ByteStream, host: str) -> bytes | None:
-        """Receive the head of a connection's first request.
+        """Receive the head of the first request on the connection `caller`.
 
-        Return all received bytes once the head is complete, or None if it is invalid, late or
-        names another host.
+        Once the head is complete, return all received bytes. Return None if the head is invalid,
+        arrives too late, or names a host other than `host`.
         """
         parser = h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_HEAD_BYTES)
         first = b""
@@ -151,10 +154,11 @@ class Forwarding:
 
 
 async def _listen(local_port: int) -> tuple[anyio.abc.Listener[anyio.abc.SocketStream], int]:
-    """Listen on the same port of both loopback addresses, and return the listener and the port. A
+    """Listen on the same port of `127.0.0.1` and `::1`, and return the listener and the port. A
     `local_port` of 0 means any free port.
 
-    Browsers may try `::1` first, where another user could otherwise listen.
+    Both addresses are used because a browser may try `::1` first, and another user of the machine
+    could otherwise listen there.
 
     Raises:
         OSError: the port cannot be used.

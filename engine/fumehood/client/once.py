@@ -20,7 +20,10 @@ T = TypeVar("T")
 
 
 class Response:
-    """The response to one request. The daemon is trusted, but the response may break off."""
+    """The response to one request. Its methods raise OSError if the connection ends too early.
+
+    The daemon's data is trusted, so it is not limited in size.
+    """
 
     def __init__(self, reader: BinaryIO) -> None:
         self._reader = reader
@@ -127,7 +130,12 @@ class Connection:
 
 
 def send_once(path: Path, request: ApiRequest[T], credential: str | None = None) -> T:
-    """Send one request, and return its answer. Raises the same exceptions as `Client`."""
+    """Send one request to the engine's socket `path`, and return its answer.
+
+    Raises:
+        DaemonUnavailable: no engine answers, or the answer is incomplete. Exceptions of
+            `request.read`, except ValueError, are passed on.
+    """
     headers = dict(request.headers)
     if credential is not None:
         headers["authorization"] = f"Bearer {credential}"

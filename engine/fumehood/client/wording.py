@@ -140,9 +140,10 @@ def sends_heading(approval: Approval) -> str:
 
 
 def _recipient(sends: JsonObject) -> ToolKind | None:
-    """Return the kind of tool that sends to the recipient named in `sends`, or None.
+    """Return the kind of tool whose calls name their recipient under a key that is in `sends`, or
+    None.
 
-    Only kinds of tools that parts add have such a recipient.
+    Only the kinds of tools that parts of the engine add can have such a key, `ToolKind.recipient`.
     """
     if not sends:
         return None
@@ -221,13 +222,17 @@ def argument_name(name: str) -> str:
 
 
 def context_in(preview: JsonObject | None) -> JsonObject | None:
-    """Return the context in the preview of an `external:` tool's call, or None."""
+    """Return the context that the caller of an `external:` tool sent with the request for a
+    decision. It is stored in `preview`. Return None if `preview` is None or contains anything else.
+    """
     context = preview.get("context") if preview is not None and len(preview) == 1 else None
     return context if isinstance(context, dict) else None
 
 
 def effect_heading(approval: Approval) -> str:
-    """Return the heading of an effect, such as `What will change` or `What changed`."""
+    """Return the heading above the description of a call's effect. It depends on the approval's
+    state, for example `What will change` or `What changed`.
+    """
     return _HEADINGS.get(approval.state, "What will change")
 
 
@@ -273,8 +278,8 @@ def entries_of(preview: JsonObject, what: str) -> list[JsonObject]:
 
 
 def is_shown(key: str, value: Any) -> bool:
-    """Return True if a part of a preview, a key with its value, has a known form and is therefore
-    described in words.
+    """Return True if `preview_in_words` and the other functions of this module can describe the
+    field `key` of a preview, because `value` has the form that they know.
     """
     if key == "counts":
         return isinstance(value, dict) and _KNOWN_COUNTS.issuperset(value)

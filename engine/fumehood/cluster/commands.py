@@ -119,9 +119,9 @@ def node(
 
 
 def _require_answer(address: str) -> None:
-    """End the command unless the cluster's head accepts a connection.
+    """End the command with an error message unless the cluster's head accepts a connection.
 
-    Ray itself would retry for minutes.
+    This check is made before Ray starts, because Ray would try to connect for minutes.
     """
     import socket
 
@@ -136,9 +136,9 @@ def _require_answer(address: str) -> None:
 
 
 def _require_membership(address: str) -> None:
-    """End the command unless the cluster accepts this machine's token.
+    """End the command with an error message unless the cluster accepts this machine's token.
 
-    The command's message is shorter than Ray's own error.
+    This check is made before Ray starts, because Ray's own error message is long.
     """
     say(f"Joining the cluster at {address} …", to_stderr=True)
     try:

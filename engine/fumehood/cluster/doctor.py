@@ -13,8 +13,8 @@ from fumehood.core.errors import SandboxUnavailable
 
 
 def check(config: Config) -> Iterator[Finding]:
-    """If a cluster is configured, yield a finding: whether the cluster is reachable and requires a
-    token.
+    """If a cluster is configured, yield one finding. The finding says whether the cluster can be
+    reached, and whether it requires a token.
     """
     settings = config.of("cluster", ClusterSettings)
     if settings is None or settings.address is None:

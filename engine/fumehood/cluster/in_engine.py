@@ -39,9 +39,10 @@ class Cluster(EnginePart):
         self.wall: ClusterWall | None = None
 
     def walls(self, own: OwnWalls) -> Mapping[str, Wall]:
-        """Return the cluster's wall, which replaces the wall with containers on this machine.
+        """Return a mapping from `container` to the cluster's wall, which replaces the engine's
+        `own` wall with containers on this machine.
 
-        The result is empty if no cluster is configured, or if the engine has no container wall.
+        The mapping is empty if no cluster is configured, or if the engine has no container wall.
 
         Raises:
             ConfigError: a cluster is configured, but Ray is not installed.
@@ -78,8 +79,11 @@ class Cluster(EnginePart):
         return self.wall.nodes() if self.wall is not None else []
 
     async def drain(self, name: str, by: Principal, *, is_drained: bool) -> NodeRecord:
-        """Drain a node, so that it takes no new calls or sessions, or resume the node. Return the
-        node's new state.
+        """If `is_drained` is True, drain the node `name`, so that it takes no new calls or
+        sessions. Otherwise, let the node take calls and sessions again. Return the node's new
+        state.
+
+        `by` is the principal that made the request; it is logged.
 
         Raises:
             ResourceNotFound: no such node has joined.

@@ -38,9 +38,11 @@ class Ticket(NamedTuple):
 
 
 class NodeFacts(TypedDict):
-    """The facts about a node that an engine checks before it joins the node.
+    """A node's id, name, package version, number of slots and clock. An engine checks them before
+    it joins the node.
 
-    This is a plain dictionary, not a class, so that an engine of another version can read it.
+    The values are sent as a plain dictionary, so that an engine of another version can read them
+    too.
     """
 
     id: str
@@ -55,8 +57,8 @@ class NodeFacts(TypedDict):
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """The container settings, and the sessions and copies that a node must keep. An engine sends
-    these values to each node that it joins.
+    """What an engine sends to each node that it joins: the settings for containers, and the
+    sessions and copies of sessions' disks that the node must keep.
     """
 
     settings: WallSettings
@@ -68,7 +70,7 @@ class Terms:
 
 @dataclass(frozen=True, slots=True)
 class ImageFacts:
-    """An image on a node."""
+    """A container image on a node: its id, when it was created, and the languages it can run."""
 
     id: str
     created: float

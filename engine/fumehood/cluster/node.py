@@ -111,7 +111,11 @@ class Events:
         self._come = asyncio.Event()
 
     def add(self, *event: Any, size: int = 0) -> None:
-        """Add an event. The last event of a run has the name `ending` or `refused`."""
+        """Add an event. `event` is the event's name and its values, and `size` is the size in bytes
+        of the content in these values.
+
+        The last event of a run has the name `ending` or `refused`.
+        """
         self._is_over = self._is_over or event[0] in LAST
         self._waiting.append((event, size))
         self._bytes += EVENT_BYTES + size
@@ -214,15 +218,19 @@ class _Run:
     yet."""
 
     def frame(self, kind: str, body: bytes) -> None:
-        """Pass a frame from the engine to the guest."""
+        """Pass a frame from the engine to the guest. `kind` is the kind of the frame's stream."""
         self.ports[kind].send(body)
 
     def pause(self, kind: str, is_paused: bool) -> None:
-        """Pause or resume the run's clock."""
+        """Stop the run's clock if `is_paused` is True, otherwise let the clock continue. `kind` is
+        the kind of the stream that requests this.
+        """
         self.ports[kind].pause(is_paused=is_paused)
 
     def refuse(self, kind: str, why: str) -> None:
-        """End the container, because the engine received an invalid frame of this stream."""
+        """End the container, because the engine received an invalid frame of the stream of this
+        `kind`. `why` describes the fault.
+        """
         self.ports[kind].refuse(why)
 
 
@@ -327,7 +335,9 @@ class Node:
         self._joining = anyio.Lock()
 
     async def facts(self) -> NodeFacts:
-        """Return the facts that an engine checks before it joins this node."""
+        """Return the node's id, name, package version, number of slots and clock. An engine checks
+        them before it joins this node.
+        """
         return NodeFacts(
             id=self._home.id, name=self._home.name, version=VERSION, slots=self._slots,
             clock=time.time(),
@@ -457,16 +467,20 @@ class Node:
     async def with_additions(
         self, ticket: Ticket, image: str, wanted: tuple[str, ...], principal_id: str
     ) -> tuple[str, str]:
-        """Return the name of the image that consists of `image` and the additions `wanted`, and the
-        lock of these additions.
+        """Return the name of the image that consists of `image` and the additions `wanted`, such as
+        package names. Also return the lock, a text that fixes what exactly is added.
+
+        A part of the engine determines what is added for the principal `principal_id`.
         """
         wall = self._of(ticket).wall
         name = await wall.with_additions(image, wanted, principal_id)
         return name, wall.lock_text(name)
 
     async def save_image(self, ticket: Ticket, transfer: str, image: str) -> int:
-        """Save an image to a temporary file, for copying it to another node. Return the number of
-        pieces.
+        """Save an image to a temporary file, so that it can be copied to another node. Return the
+        number of pieces that `read_image` will return.
+
+        `transfer` is the id of this copying, which the engine has chosen.
         """
         joined = self._of(ticket)
         file = joined.transfers[transfer] = tempfile.TemporaryFile()  # noqa: SIM115
@@ -488,8 +502,12 @@ class Node:
         await anyio.to_thread.run_sync(transfers[transfer].write, piece)
 
     async def load_image(self, ticket: Ticket, transfer: str) -> None:
-        """Load an image into Docker after all its pieces were written. Raises
-        SandboxUnavailable.
+        """Load an image into Docker. All pieces of the image must have been written with
+        `write_image`.
+
+        Raises:
+            SandboxUnavailable: Docker cannot load the image, or the image is no longer being
+                copied.
         """
         file = self._transfer(ticket, transfer)
         file.seek(0)
@@ -667,9 +685,10 @@ class Node:
         additions: tuple[str, ...],
         lock: str,
     ) -> HeldState:
-        """Take a container for a session, and return the container's state.
+        """Take a container for the session of `domain`, and return the container's state.
 
-        Raises the same errors as the wall's `hold`.
+        `lock` is a text that fixes what exactly the `additions` add to the image. Raises the same
+        errors as the wall's `hold`.
         """
         joined, session_id = self._of(ticket), domain.session_id or ""
         request = joined.holding[session_id] = object()
@@ -700,7 +719,9 @@ class Node:
             await self.in_session(ticket, session_id, "until_gone")
 
     async def resume(self, ticket: Ticket, record: SessionRecord, home: SessionHome) -> HeldState:
-        """Begin to take over the container of an earlier session, and return the container's state.
+        """Begin to take over the container of an existing session, for example after a restart of
+        the engine or of the node, or of a new fork. Return the container's state.
+
         The container is not used before the takeover is complete.
         """
         joined = self._of(ticket)
@@ -735,9 +756,11 @@ class Node:
             held.end(why)
 
     async def copy_disk(self, ticket: Ticket, session_id: str, copy: str, number: int) -> int:
-        """Copy a session's disk, and return the size of the copy in bytes.
+        """Copy a session's disk, and return the size of the copy in bytes. `copy` is the id of the
+        copy.
 
-        The copy stays until a later `keep_copies` omits it.
+        The copy stays until a later `keep_copies` omits it. `number` is the engine's number for
+        this command; it is higher than the numbers of the engine's earlier commands about copies.
         """
         joined, held = self._of(ticket), self._held(ticket, session_id)
         joined.copies.add(copy)
@@ -746,9 +769,10 @@ class Node:
             return size
 
     def keep_copies(self, ticket: Ticket, copies: frozenset[str], number: int) -> None:
-        """Delete all disk copies except `copies`, in the background.
+        """Delete all disk copies except those with the ids `copies`, in the background.
 
-        Do nothing if a command with a higher number has already arrived.
+        `number` is the engine's number for this command. If a command about copies with a higher
+        number has already arrived, do nothing.
         """
         joined = self._of(ticket)
         if number < joined.copies_number:
@@ -757,7 +781,8 @@ class Node:
         joined.wall.sweep_soon()
 
     async def fork(self, ticket: Ticket, copy: str, session_id: str, home: SessionHome) -> str:
-        """Create the disk of a new session from the copy `copy`. Return the disk's name.
+        """Create the disk of the new session `session_id` from the disk copy with the id `copy`.
+        Return the disk's name.
 
         The disk stays unless `unfork` is called.
         """
@@ -864,8 +889,8 @@ def _not_yet() -> SandboxUnavailable:
 
 
 def _cut_off(joined: _Joined, order: RunOrder) -> RunEnding:
-    """Return the ending of a run that was cut off: its engine cancelled it, or is no longer
-    joined.
+    """Return the ending of a run that was stopped before it ended by itself. The reason is that the
+    engine cancelled the run, or that the engine is no longer joined to the node.
     """
     isolation = "session" if order.session_id else "call"
     if joined.is_over.is_set():

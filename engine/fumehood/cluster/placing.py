@@ -92,7 +92,9 @@ class PlaceRequest:
 
 
 class Placer:
-    """The nodes, the calls that wait for a node, and the calls that run on nodes."""
+    """Gives each waiting call a slot on a node. Keeps the known nodes, the calls that wait for a
+    node, and the number of slots that running calls use.
+    """
 
     def __init__(self, chance: Random | None = None) -> None:
         self._chance = chance or Random()  # noqa: S311
@@ -137,8 +139,10 @@ class Placer:
             self._count(node)
 
     def ask(self, request: PlaceRequest) -> bool:
-        """Add a waiting call. The call may get a node at once. Return False if too many calls are
-        waiting.
+        """Add a waiting call, and return True. As soon as the call gets a node, perhaps during this
+        method, `request.node` is set and `request.on_grant` is called.
+
+        If too many calls are waiting, do not add the call, and return False.
         """
         if not self.queue.join(request):
             return False
@@ -198,11 +202,12 @@ class Placer:
         )
 
     def _reserve(self) -> int:
-        """Return the number of free slots that this engine leaves to other engines.
+        """Return the number of free slots that this engine leaves to other engines. It is 0 unless
+        this engine uses at least its fair share of the slots.
 
-        An engine learns only after a second that another engine has freed a slot. By then, the
-        other engine has used the slot again. So an engine that uses its fair share leaves some
-        slots to engines that use less.
+        The slots are kept free because an engine learns only after up to a second that another
+        engine has freed a slot. Without a reserve, the other engine would have used the slot again
+        by then.
         """
         part = round(self._part, 6)  # the sum of many fractions is inexact
         has_more = part < self.slots and self._used >= part
@@ -228,9 +233,10 @@ class Placer:
     def _choose(self, request: PlaceRequest) -> PlacedNode | None:
         """Return the node for a request, or None if no node is free.
 
-        The first choice is a node where the request's domain has an idle container, then a node
-        with a warm container, then the least loaded node. If other engines use the nodes, the
-        second and third choices are made among a few nodes that are drawn at random.
+        The first choice is a node where the request's trust domain has an idle container, the
+        second is a node with a warm container, and the third is the least loaded node. If other
+        engines use the nodes, the second and third choices are made among a few nodes that are
+        drawn at random.
         """
         own = None if request.fresh else self._recall(request)
         if own is not None:
@@ -241,11 +247,11 @@ class Placer:
         return self._search(request.kind)
 
     def _draw(self, image: str) -> list[PlacedNode]:
-        """Draw a few nodes that have the image and a free slot.
+        """Return up to `DRAWN` random nodes that have the image and a free slot.
 
-        The known load by other engines is up to a second old. If a hundred engines always chose the
-        node with the least known load, they would all choose the same node. *Source*: Mitzenmacher,
-        "How useful is old information?", 2000.
+        The choice is random because reports of the load by other engines are up to a second old. If
+        a hundred engines always chose the node with the least reported load, they would all choose
+        the same node. *Source*: Mitzenmacher, "How useful is old information?", 2000.
         """
         heap = self._by_load[image] if self._least_loaded(image) else []
         entries = [self._chance.choice(heap) for _ in range(MAX_COMPARED if heap else 0)]
@@ -277,12 +283,13 @@ class Placer:
             self._remembered -= len(self._idle.pop(next(iter(self._idle))))
 
     def _recall(self, request: PlaceRequest) -> PlacedNode | None:
-        """Return a node where the request's domain has an idle container, or None. That container
-        no longer counts as idle.
+        """Return a node where the request's trust domain has an idle container, or None. That
+        container no longer counts as idle.
 
-        A node without a free slot is skipped, and its container is forgotten. A full node has
-        destroyed the container to make room. A drained node may keep it, but a record of it would
-        have to be skipped at each later call, and the container is only faster, not needed.
+        A node without a free slot is skipped, and the domain's container on it is no longer
+        remembered. A full node has destroyed the container to make room. A drained node may still
+        have the container, but to remember it would slow each later call, and a call needs no idle
+        container.
         """
         key = (request.domain, request.kind)
         nodes, found = self._idle.get(key, []), None

@@ -31,8 +31,9 @@ COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 
 class Bridge:
-    """Holds the node actors, by the ids of their machines, and serves the engine's requests. A
-    request names one of the public methods.
+    """Serves the engine's requests. A request names one of the public methods.
+
+    The object holds the Ray actor of each node, by the id of the node's machine.
     """
 
     def __init__(self, writer: asyncio.StreamWriter) -> None:
@@ -82,13 +83,18 @@ class Bridge:
     # -- requests --------------------------------------------------------------------------
 
     def call(self, key: str, asked: bytes) -> Asked:
-        """Call a method of the node on the machine `key`. `asked` is the pickled call."""
+        """Call a method of the node on the machine `key`. `asked` is the pickled name of the method
+        and its arguments. Return the awaitable result and the machine's id.
+        """
         return self._actors[key].call.remote(asked), (key,)
 
     def pass_piece(self, key: str, asked: bytes, to: str, its: Any, transfer: str) -> Asked:
-        """Call the node on the machine `key`, and pass the result, a piece of an image, to the node
-        on the machine `to`. The piece is not loaded into this process. `its` is the ticket for the
-        second node.
+        """Pass one piece of an image from the node on the machine `key` to the node on the machine
+        `to`, without loading the piece into this process. Return the awaitable result and both
+        machines' ids.
+
+        `asked` is the pickled call that returns the piece. `its` is the ticket for the second node,
+        and `transfer` is the id of the image's transfer.
         """
         piece = self._actors[key].call.remote(asked)
         return self._actors[to].write_image.remote(its, transfer, piece), (key, to)

@@ -88,8 +88,10 @@ class RayPort:
         self._membership.send("call", self.key, pickle.dumps((method, arguments, {})))
 
     async def pass_piece(self, ticket: Ticket, transfer: str, to: NodePort, its: Ticket) -> None:
-        """Pass the next piece of an image to the node `to`, without loading the piece into this
-        process.
+        """Pass the next piece of the image with the transfer id `transfer` to the node `to`,
+        without loading the piece into this process.
+
+        `ticket` is the ticket for this node, and `its` the ticket for the node `to`.
         """
         asked = pickle.dumps(("read_image", (ticket, transfer), {}))
         passed = self._membership.ask("pass_piece", self.key, asked, to.key, its, transfer)
@@ -152,7 +154,12 @@ class RayMembership:
         self._probes: list[Probe] = []
 
     async def _open(self) -> None:
-        """Connect to the cluster, unless already connected. Raises SandboxUnavailable."""
+        """Connect to the cluster, unless already connected.
+
+        Raises:
+            SandboxUnavailable: the cluster cannot or must not be used, or the process that connects
+                to the cluster cannot be started.
+        """
         if self._writer is not None:
             return
         address, mode = await anyio.to_thread.run_sync(self._checked, abandon_on_cancel=True)
@@ -204,16 +211,17 @@ class RayMembership:
         return list(self._ports.values())
 
     def send(self, *request: Any, number: int = 0) -> None:
-        """Send a request. Without a connection, do nothing.
+        """Send a request: the name of a method of `Bridge`, and its arguments. Without a
+        connection, do nothing.
 
-        If `number` is 0, the request's result is dropped.
+        The answer will have the request's `number`. If `number` is 0, no answer is sent.
         """
         if self._writer is not None:
             body = pickle.dumps(request)
             self._writer.write(HEADER.pack(number, len(body)) + body)
 
     async def ask(self, *request: Any) -> Any:
-        """Send a request and return its result.
+        """Send a request, the name of a method of `Bridge` and its arguments. Return the result.
 
         Raises:
             NodeGone: the node or the cluster cannot be reached.
@@ -290,7 +298,8 @@ def probe(
 ) -> tuple[str, bool]:
     """Return the address of the cluster's head, and whether the cluster requires a token.
 
-    If the cluster requires a token, this function has checked that this machine has the right one.
+    If the cluster requires a token, this function has checked that it accepts this machine's token.
+    The checks run in separate processes. `on_start` receives each process when it starts.
 
     Raises:
         SandboxUnavailable: the cluster cannot or must not be used. The error's first sentence is
@@ -335,10 +344,11 @@ except AuthenticationError:
 def _probed(
     address: str, *, mode: str, on_start: Callable[[Probe], None] = lambda probe: None
 ) -> tuple[str, bool]:
-    """Return the address of the cluster's head, and whether the head refuses a client that uses the
-    authentication mode `mode`.
+    """Return the address of the cluster's head, and whether the head refuses a client that uses
+    Ray's authentication mode `mode`.
 
     The client is a separate process, because Ray reads the mode only once in each process.
+    `on_start` receives the process when it starts.
 
     Raises:
         SandboxUnavailable: the cluster's head cannot be reached.
@@ -354,8 +364,12 @@ def _probed(
 
 
 def _ran(address: str, mode: str, on_start: Callable[[Probe], None]) -> str:
-    """Run the client as a separate process and return its output. Raises OSError or
-    SubprocessError.
+    """Run the program `_PROBE`, a client of the cluster, as a separate process and return its
+    output. `on_start` receives the process when it starts.
+
+    Raises:
+        OSError: the process cannot be started.
+        SubprocessError: the process failed or took too long.
     """
     with subprocess.Popen(  # noqa: S603 - the address was checked
         [sys.executable, "-I", "-c", _PROBE, address],

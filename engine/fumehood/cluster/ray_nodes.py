@@ -55,8 +55,10 @@ class NodeActor:
         return pickle.dumps(result)
 
     async def write_image(self, ticket: Ticket, transfer: str, piece: bytes) -> bytes:
-        """Append a piece to an image. `piece` is the pickled result of another node's `call`.
-        Returns the pickled result or, if the other node refused its call, that refusal.
+        """Append a piece to an image that is copied from another node. Return the pickled result.
+
+        `piece` is the pickled result of the other node's `call`. If it is a refusal, no piece is
+        appended, and the refusal is returned.
         """
         content = pickle.loads(piece)  # noqa: S301 - from a node
         if isinstance(content, Refused):
@@ -76,7 +78,9 @@ def machines() -> dict[str, int]:
 
 
 def actor_of(key: str, slots: int) -> Any:
-    """Return the node actor of the machine `key`. If the machine has no actor, start one."""
+    """Return the node actor of the machine `key`. If the machine has no actor, start an actor whose
+    node has `slots` slots.
+    """
     made = ray.remote(NodeActor).options(
         name=f"node-{key}", namespace=NAMESPACE, lifetime="detached", get_if_exists=True,
         num_cpus=0, max_concurrency=MAX_CALLS, max_restarts=0, enable_task_events=False,

@@ -131,9 +131,10 @@ class NodePort(Protocol):
         """Call a method of the node without waiting for the result."""
 
     async def pass_piece(self, ticket: Ticket, transfer: str, to: NodePort, its: Ticket) -> None:
-        """Pass the next piece of a saved image to the node `to`.
+        """Pass the next piece of a saved image to the node `to`. `transfer` is the id with which
+        the image was saved.
 
-        `its` is the ticket for the node `to`.
+        `ticket` is the ticket for this node, and `its` the ticket for the node `to`.
         """
 
 
@@ -288,8 +289,8 @@ class ClusterWall(HasImages):
         return sorted(found, key=lambda record: record.name)
 
     async def drain(self, name: str, *, is_drained: bool) -> NodeRecord:
-        """Drain a node, so that it takes no new calls or sessions, or resume the node. Return the
-        node's new state.
+        """If `is_drained` is True, drain a node, so that it takes no new calls or sessions.
+        Otherwise, let the node take calls and sessions again. Return the node's new state.
 
         `name` is the node's name or id.
 
@@ -411,8 +412,9 @@ class ClusterWall(HasImages):
     async def facts_of(self, image: str) -> JsonObject:
         """Return an image's name, digest, runtime and additions.
 
-        For an image with additions, the digest is that of the image without them, because each node
-        builds the additions itself, from the same lock.
+        Additions are what callers add to an image, such as packages. For an image with additions,
+        the digest is that of the image without them, because each node builds its own image with
+        the additions.
         """
         below, plus, _ = image.partition(PLUS)
         found = await self._find(below)
@@ -425,8 +427,11 @@ class ClusterWall(HasImages):
         }
 
     async def with_additions(self, image: str, wanted: Sequence[str], principal_id: str) -> str:
-        """Return the name of the image that consists of `image` and the additions `wanted`. One
-        node resolves the lock, and the other nodes use the same lock.
+        """Return the name of the image that consists of `image` and the additions `wanted`, such as
+        package names.
+
+        One node determines what exactly is added, and returns this as a text, the lock. Other nodes
+        make the same image from this lock.
         """
         await self._find(image)
         link = next((link for link in self._links.values() if image in link.placed.images), None)
@@ -445,8 +450,14 @@ class ClusterWall(HasImages):
         memory_mb: int | None = None,
         image: str | None = None,
     ) -> AsyncIterator[NodeLease]:
-        """Wait a bounded time for a slot on a node. Yield a lease that keeps the slot until the
-        block is left.
+        """Wait a bounded time for a slot on a node, and yield a lease. The slot is freed at the end
+        of the context.
+
+        If `fresh` is True, nothing has run in the container before.
+
+        Raises:
+            SandboxUnavailable: no slot was free in time, too many calls wait, or no node has the
+                image.
         """
         asked = time.monotonic()
         image = image or self._by_language["python"]
@@ -480,7 +491,13 @@ class ClusterWall(HasImages):
             self._placer.give_back(request)
 
     async def run(self, node_id: str, order: RunOrder, sinks: RunSinks) -> RunEnding:
-        """Run a program on a node. On cancellation, end the program before raising."""
+        """Run a program on a node, and return how the run ended. If this task is cancelled, the
+        program is ended before CancelledError is raised.
+
+        Raises:
+            SandboxUnavailable: the node cannot be reached, so the program has not started.
+            EngineError: the node refused the run.
+        """
         isolation = "session" if order.session_id else "call"
         link = self._links.get(node_id)
         name = self._names.get(node_id)
@@ -527,10 +544,14 @@ class ClusterWall(HasImages):
         lock: str = "",
         on_lost: Callable[[], None],
     ) -> RemoteContainer:
-        """Take a container for a session.
+        """Take a container for the session of `domain`. The container is on the node that has
+        promised the smallest fraction of its memory to sessions.
 
-        The container is on the node that has promised the smallest fraction of its memory to
-        sessions.
+        `lock` is a text that fixes what exactly the `additions` add to the image. `on_lost` is
+        called when the container is lost or stopped.
+
+        Raises:
+            SandboxUnavailable: no node has the image or enough memory, or the node was lost.
         """
         await self._find(image)
         session_id = domain.session_id or ""
@@ -615,8 +636,9 @@ class ClusterWall(HasImages):
             raise
 
     def expect(self, record: SessionRecord, home: SessionHome) -> None:
-        """Announce the session of an earlier engine, for which `resume` will be called. If the
-        session's node joins before that call, the node keeps the session's container.
+        """Announce a session that an earlier engine process left, before `resume` is called for
+        this session. If the session's node joins before that call, the node keeps the session's
+        container.
         """
         self._expected[record.id] = record, home
 
@@ -661,7 +683,9 @@ class ClusterWall(HasImages):
         )
 
     def count(self, held: RemoteContainer) -> None:
-        """Update how much memory counts as promised to a session on the session's node."""
+        """Update the memory that the session's node has promised to its sessions, after the state
+        of the session's container `held` has changed. A stopped or lost container needs no memory.
+        """
         link = self._links.get(held.node)
         if link is None:
             return
@@ -1079,10 +1103,11 @@ class RemoteContainer:
         return self._wall.is_away(self.node)
 
     def stored(self, join: int = 0) -> tuple[SessionRecord, SessionHome]:
-        """Return the session's record and home, which the session's node needs for taking over the
+        """Return the session's record and home, from which the session's node can take over the
         container.
 
-        A higher `join` gives the home a higher epoch, which makes the home more recent.
+        `join` is the number of times that the engine has joined the node since its start. If it is
+        higher, the home has a higher epoch, so the node knows that the home is newer.
         """
         state, now = self._state, SessionStatus.ACTIVE
         if state.is_stopped or state.is_paused:
@@ -1254,7 +1279,11 @@ class _Receiver:
         self._link.port.tell("tell", self._link.ticket, self._order.id, number, name, *values)
 
     async def dial(self, address: str, port: int) -> anyio.abc.ByteStream:
-        """Connect to an address from the run's node. Raises EngineError."""
+        """Connect to an address from the run's node, and return the connection.
+
+        Raises:
+            EngineError: the node is lost, or refused or failed to make the connection.
+        """
         node, ticket, run_id = self._link.port, self._link.ticket, self._order.id
         try:
             number = await node.call("dial", ticket, run_id, address, port)
@@ -1295,9 +1324,9 @@ class _Port:
 class _Dialled(anyio.abc.ByteStream):
     """A connection that a node opened: to another host, or to a port of a session on the node.
 
-    The connection's bytes pass through Ray and the node, which can read as much of them as any
-    other network on the way. `use` calls `Node.use_dialled`, which raises NodeGone and EngineError.
-    `close` closes the connection on the node.
+    The connection's bytes pass through Ray and the node. Like any network between two hosts, Ray
+    and the node can read all bytes that are not encrypted. `use` calls `Node.use_dialled`, which
+    raises NodeGone and EngineError. `close` closes the connection on the node.
     """
 
     def __init__(self, use: Callable[..., Awaitable[Any]], close: Callable[[], None]) -> None:

@@ -50,8 +50,10 @@ class ToolCalls:
     def on_call(
         self, number: int, tool: str, arguments: JsonObject, answer: Answer, clock: RunClock
     ) -> None:
-        """Start a call of the program, or refuse it. In both cases, `answer` is called with the
-        answer, which contains the call's `number`. `clock` is the clock of the program's run.
+        """Start a call of the program, or refuse the call. `answer` is later called with the
+        encoded result or error, which contains the call's `number`.
+
+        `clock` is the clock of the program's run.
         """
         self._made += 1
         refusal = self._refusal(tool)

@@ -29,7 +29,9 @@ class CodeMode(EnginePart):
 
     @asynccontextmanager
     async def running(self, made: Composition) -> AsyncIterator[None]:
-        """Keep a reference to the engine's services, which `around` needs."""
+        """Store the engine's services, which `made` contains, before the first call. `around` uses
+        them.
+        """
         self._services = made.services
         yield
 
@@ -44,8 +46,14 @@ class CodeMode(EnginePart):
 
     @asynccontextmanager
     async def around(self, run: ToolRun, before: Sequence[Given]) -> AsyncIterator[Given | None]:
-        """Give the program the tools that its call names. `before` are the contributions of earlier
-        parts. After the run, the call's result reports how often the program called these tools.
+        """Yield what the program needs for calling the tools that its call names, or None if the
+        call names no tools. After the run, the call's result reports how often the program called
+        these tools.
+
+        `before` is what earlier parts add to the run; it is not used.
+
+        Raises:
+            ToolDisabled: the program may no longer call one of the tools.
         """
         if "tools" not in needs_of(run.tool.definition, run.arguments, ()):
             yield None

@@ -30,8 +30,10 @@ def tools_of(
     *,
     are_fixed: bool = False,
 ) -> list[JsonObject]:
-    """Return the tools that a call names in its argument `tools` (`asked`), in the form in which
-    the guest receives them. `are_fixed` is True if the agent's configuration sets this argument.
+    """Return the tools that the program of a call may call, in the form in which the guest receives
+    them. `asked` is the call's argument `tools`, a list of tool names.
+
+    `are_fixed` is True if the agent's configuration sets the argument `tools`.
 
     Raises:
         InvalidParams: the program may not call one of the tools, or two tools would get the same

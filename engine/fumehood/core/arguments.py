@@ -126,8 +126,10 @@ table to make schemas for models."""
 
 
 class Arguments(BaseModel):
-    """The arguments of one executor. A tool's own schema may allow further arguments, which the
-    executor ignores.
+    """Base class of the models of arguments. There is one model for each of the engine's own
+    executors, which run tools.
+
+    A tool's own schema may allow further arguments. The executor ignores them.
     """
 
     model_config = ConfigDict(

@@ -112,8 +112,8 @@ _NO_WORD = re.compile(r"[\W_]+")
 def only_words(text: str) -> str:
     """Return a text with everything except its words replaced by single spaces.
 
-    Databases split texts with punctuation into words in different ways, but all databases split
-    this form in the same way.
+    The call log stores and searches texts in this form, because databases divide texts with
+    punctuation into words in different ways.
     """
     return _NO_WORD.sub(" ", text).strip()
 
@@ -223,7 +223,9 @@ class ToolFiguresList(Value):
 
 
 class MatchedCalls(Value):
-    """The number of calls in the log that a rule can match, for one tool, principal and agent."""
+    """A group of past calls that a rule can match: the tool, principal and agent that all of them
+    have, and the number of calls in the log.
+    """
 
     tool: str
     principal_id: str
@@ -234,9 +236,9 @@ class MatchedCalls(Value):
 class TriedRule(Value):
     """One rule and the past calls that it can match.
 
-    For administrators, conditions are compared with the stored arguments of calls. For other
-    readers, and for calls without stored arguments, conditions are assumed to hold. `unknown` names
-    the conditions that were assumed to hold.
+    If the reader is an administrator, the rule's conditions are compared with the stored arguments
+    of each call. Conditions are assumed to hold for other readers, and for calls without stored
+    arguments. `unknown` names the conditions that were assumed to hold.
     """
 
     id: str

@@ -78,7 +78,7 @@ class DecisionBody(StrictValue):
 
     @property
     def call(self) -> ExternalCall:
-        """The call that stands for this request inside the engine."""
+        """This request as a call, which the engine checks like any other call but does not run."""
         options = CallOptions(**dict(self.options))
         return ExternalCall(arguments=self.arguments, context=self.context, options=options)
 

@@ -68,7 +68,9 @@ class LimitsApplied(_Value):
 
 
 class NetworkReport(_Value):
-    """A program's use of the gateway. `requests` includes refused and held requests."""
+    """A program's use of the network gateway. `requests` includes the requests that were refused
+    (`denied`) and those that waited for human approval (`held`).
+    """
 
     requests: int
     denied: int
@@ -88,7 +90,9 @@ class NetworkReport(_Value):
 
 
 class SandboxReport(_Value):
-    """Where the call ran, and how the run ended. Null if nothing ran or the run is unknown."""
+    """Where the call ran, and how the run ended. The envelope has null instead of this report if
+    nothing ran, or if it is unknown what ran.
+    """
 
     placement: str
     isolation: str

@@ -371,8 +371,9 @@ MAX_RETRY_AFTER_MS = 24 * 3600 * 1000
 class ToolError(EngineError):
     """An error that a tool defines, with the tool's own code, for example `CITY_NOT_FOUND`.
 
-    Raise it in a tool's function. The caller gets the code, the message and the details unchanged.
-    `retry_after_ms` is ignored unless it is an integer from 0 to the milliseconds of a day.
+    Raise this error in a tool's function. The caller gets the code, the message and the details
+    unchanged. `retry_after_ms` is ignored unless it is an integer from 0 to 86,400,000, which is
+    one day.
 
     Raises:
         ValueError: the code does not consist of upper-case words, or belongs to the engine.
@@ -461,7 +462,7 @@ class EnvelopeError(FumehoodError):
         self.retryable = error.retryable if error is not None else False
 
     def __reduce__(self) -> tuple[type[Self], tuple[Envelope]]:
-        """Pickle the exception as its envelope. By default, the exception would be created from its
-        message, which is not enough.
+        """Let pickle store the envelope and create the exception from it. By default, pickle would
+        create the exception from its message, without the envelope.
         """
         return type(self), (self.envelope,)

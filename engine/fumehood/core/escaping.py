@@ -56,7 +56,9 @@ def aligned(text: str) -> str:
 
 
 def misleading_in(text: str) -> Counter[str]:
-    """Return each character of a text that `printable` escapes, with the number of occurrences."""
+    """Count the characters in `text` that `printable` would escape. Return each of these characters
+    with its number of occurrences.
+    """
     found: Counter[str] = Counter()
     for line in text.split("\n"):
         if not _is_harmless(line):

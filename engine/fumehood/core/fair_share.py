@@ -10,7 +10,7 @@ from enum import Enum
 
 
 class Lack(Enum):
-    """Which limit is reached."""
+    """Says which limit of a `FairShare` would be exceeded."""
 
     SHARE = "share"
     """The principal has used up its share."""
@@ -20,7 +20,8 @@ class Lack(Enum):
 
 
 class FairShare:
-    """Counts the amounts that principals have taken, for each principal and in total. Not
+    """Counts how much of a limited resource, such as slots or bytes, principals have taken. There
+    is a limit for each principal (`most_of_one`) and a limit for all together (`most`). Not
     thread-safe.
     """
 

@@ -14,8 +14,8 @@ JsonObject = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """Annotates a field of a model with the type that the corresponding keyword argument has in
-    Python.
+    """Annotates a field of a model. Client methods take the field as a keyword argument, and `kind`
+    is the Python type of that argument, which differs from the type of the field.
     """
 
     kind: Any

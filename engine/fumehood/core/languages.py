@@ -13,7 +13,9 @@ from types import MappingProxyType
 
 @dataclass(frozen=True, slots=True)
 class Language:
-    """A language: its names in tools, images and messages, and its properties."""
+    """A programming language for programs in containers: its names in tools, images and messages,
+    and its properties.
+    """
 
     name: str
     image: str

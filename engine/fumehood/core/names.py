@@ -90,11 +90,12 @@ def nearest(given: str, known: Iterable[str], most: int = 3) -> list[str]:
 
 
 def named_apart(name: str, original: str, longest: int) -> str:
-    """Return `name`, made unique by a hash of `original` if that is necessary.
+    """Return `name`, with a hash of `original` added if `name` might not be unique. `original` is
+    the text from which `name` was made.
 
-    `original` is the text from which `name` was made. The hash is added if `name` is longer than
-    `longest` characters or if `original` has letters outside ASCII. The result then has at most
-    `longest` characters. So two originals that differ only in such letters get different names.
+    The hash is added if `name` is longer than `longest` characters, or if `original` has letters
+    outside ASCII. Two originals that differ only in such letters therefore get different names. A
+    result with a hash has at most `longest` characters.
     """
     has_lost = any(letter.isalnum() and not letter.isascii() for letter in original)
     if len(name) <= longest and not has_lost:

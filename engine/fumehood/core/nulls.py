@@ -31,8 +31,8 @@ def takes_null(
     """Whether a schema accepts null, or may accept null because it has unknown keywords.
 
     References are resolved within `root`. At most `hops` levels of nested branches are examined; a
-    schema below them counts as accepting null. `known` caches the results by the schema's `id()`,
-    because branches may share subschemas or contain themselves.
+    more deeply nested branch counts as accepting null. `known` caches the results by the schema's
+    `id()`, because branches may share subschemas or contain themselves.
     """
     schema = resolved(schema, root)
     if not isinstance(schema, dict) or hops == 0:
@@ -85,12 +85,11 @@ def _cleaned(value: Any, schema: Any, root: JsonObject, known: dict[int, bool]) 
 
 
 def _branch_for(value: Any, schema: Any, root: JsonObject) -> Any:
-    """Return the branch of a schema that describes a value.
+    """Return the branch of a schema that describes a value. References are resolved within `root`.
 
-    References are resolved within `root`. If the schema is a union and the value is an object or an
-    array, return the only branch of this type. If the schema is no union, or several branches or
-    none have this type, return the schema itself, with its reference resolved. Return None if the
-    unions are nested too deeply.
+    If the schema is a union, and exactly one branch has the value's type, object or array, return
+    this branch. Otherwise, return the schema itself, with its reference resolved. Return None if
+    the unions are nested too deeply.
     """
     kind = "object" if isinstance(value, dict) else "array" if isinstance(value, list) else None
     for _ in range(MAX_SCHEMA_DEPTH):

@@ -87,12 +87,13 @@ class Command:
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Options that a part adds to a built-in command, before the parameter `before`.
+    """Options that a part adds to the built-in command `command`. They come before the command's
+    parameter `before`.
 
-    The parameters of `function` are the added options. If `function` has a parameter of the
-    command, it gets the value of this parameter. `function` is called before the command, and may
-    end the process instead of returning. If the command has a parameter `added`, this parameter
-    gets the return value of `function`.
+    Each parameter of `function` is an added option, unless the command has a parameter with this
+    name. In that case, `function` gets the value of the command's parameter. `function` is called
+    before the command, and may end the process instead of returning. If the command has a parameter
+    `added`, this parameter gets the return value of `function`.
     """
 
     command: str
@@ -104,13 +105,13 @@ class Options:
 class Check:
     """A check that a part adds to `fumehood doctor`.
 
-    `function` takes the configuration and yields `Finding`s. If `group` is absent, the check
-    belongs to the checks of authority, and `after` names the check before it. If `group` is given,
-    every user runs the check. Its findings are then shown in a group with the title `group`, and
-    `after` names the group before it.
+    `function` takes the configuration and yields `Finding`s. If `group` is None, the check is shown
+    in the built-in group `Authority`, and `after` names the check before it. If `group` is given,
+    every user runs the check, its findings are shown in the group with the title `group`, and
+    `after` names the group before this group.
 
-    A check whose `group` is the built-in group `Limits` reports the limits of the part's own wall.
-    Its `name` ends with a colon, and the names of its findings begin with `name`.
+    If `group` is the built-in group `Limits`, the check reports the limits of the part's own wall.
+    Its `name` then ends with a colon, and the names of its findings begin with `name`.
     """
 
     name: str
@@ -284,11 +285,10 @@ def part_among(parts: Iterable[object], kind: type[V]) -> V:
 
 
 def placed(kernel: Sequence[str], added: Mapping[str, str]) -> list[str]:
-    """Insert the keys of `added` into the built-in names (`kernel`), and return all names in order.
-    Each key is placed after the name that is its value.
+    """Return the names in `kernel` and the keys of `added` as one list. The names in `kernel` keep
+    their order, and each key of `added` comes after the name that is its value.
 
-    The value may also be another key of `added`. A key comes last if the name that it should follow
-    does not exist.
+    The value is a name in `kernel` or another key of `added`. If it is neither, the key comes last.
     """
     names, left = list(kernel), dict(added)
     while left:

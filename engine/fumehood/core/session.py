@@ -160,7 +160,9 @@ class OwnedSession(SessionRecord):
 
 @dataclass(frozen=True, slots=True)
 class SavedCopy:
-    """The saved copy of a durable session's files. Without a manifest, no files have been saved."""
+    """The copy of a durable session's files in the engine's file store. `manifest` names the list
+    of the copy's contents. If `manifest` is empty, no files have been saved.
+    """
 
     saved_at: str
     manifest: str = ""
@@ -170,7 +172,9 @@ class SavedCopy:
 
 @dataclass(frozen=True, slots=True)
 class SessionHome:
-    """What the next engine needs to continue an active session."""
+    """What is stored about an active session, so that the engine can continue the session after a
+    restart, or another engine can after a failover.
+    """
 
     container: str
     epoch: int

@@ -33,7 +33,9 @@ class WallReadiness(Value):
 
 
 class StateReadiness(Value):
-    """Whether writing to the state fails, and the number of call log rows that were lost."""
+    """Whether writing to the engine's database fails (`failing`), and how many rows of the call log
+    were lost (`lost_rows`).
+    """
 
     failing: bool
     lost_rows: int
@@ -68,8 +70,9 @@ class CircuitStatus(Value):
 class Readiness(Value):
     """Whether calls are served, and the limits that each wall in use enforces.
 
-    If the state cannot be written, harmless calls are still served, and `state` reports the
-    failure. An engine is a `standby` while another engine is active on the state that both share.
+    If the engine's database cannot be written, harmless calls are still served, and `state` reports
+    the failure. An engine is a `standby` while another engine that uses the same database is
+    active.
     """
 
     status: Literal["ready", "not_ready", "standby"]

@@ -18,11 +18,11 @@ _starting: set[asyncio.Task[None]] = set()
 def start_soon(
     group: TaskGroup, task: Callable[..., Coroutine[Any, Any, Any]], *arguments: object
 ) -> None:
-    """Start a task in a group. This also works in an event-loop callback, for example the one for a
-    lost connection.
+    """Start a task in a group, even from an event-loop callback, such as the callback for a lost
+    connection.
 
-    The group's own method does not work there: in a callback, anyio cannot find its event loop
-    unless the program was started by `anyio.run`.
+    `group.start_soon` alone does not work in a callback, because there anyio cannot find its event
+    loop unless the program was started by `anyio.run`.
     """
     if asyncio.current_task() is not None:
         group.start_soon(task, *arguments)
@@ -37,11 +37,11 @@ def start_soon(
 
 
 async def run_to_completion(work: Coroutine[Any, Any, T]) -> T:
-    """Run work in a separate task and return its result. If the caller is cancelled, the work
+    """Run `work` in a separate task and return its result. If the caller is cancelled, the work
     continues to its end, and only then is the cancellation raised.
 
-    A shielded scope is not enough, because a call is cancelled through its task (`executors/base`),
-    and no scope delays that.
+    A shielded scope of anyio would not be enough, because the engine cancels a call with
+    `Task.cancel` (`executors/base`), and scopes do not delay that.
     """
     task = asyncio.ensure_future(work)
     cancelled: asyncio.CancelledError | None = None

@@ -226,11 +226,11 @@ class ToolParameter(BaseModel):
 
 
 def parameter_list_schema(listed: Sequence[Any]) -> tuple[JsonObject, list[str]]:
-    """Convert a list of parameters to a JSON Schema of a call's arguments. Also return every fault
-    in the list.
+    """Convert a list of parameters to a JSON Schema of a call's arguments. Return the schema, and
+    every fault in the list.
 
-    The elements are `ToolParameter`s or their documents. Invalid elements are left out of the
-    schema.
+    Each element of the list is a `ToolParameter`, or a dictionary with the fields of a
+    `ToolParameter`. Invalid elements are left out of the schema.
     """
     properties: JsonObject = {}
     required: list[str] = []
@@ -261,7 +261,9 @@ def parameter_list_schema(listed: Sequence[Any]) -> tuple[JsonObject, list[str]]
 
 
 class ToolType(StrEnum):
-    """The source of a tool."""
+    """What kind of tool it is: built into the engine, code of the operator or of a package
+    (`NATIVE`), a call of a REST API, or a tool of an MCP server.
+    """
 
     BUILTIN = "BUILTIN"
     NATIVE = "NATIVE"
@@ -340,11 +342,13 @@ class ResponseMapping(_Value):
     """The parts of a service's JSON answer that become the tool's result.
 
     With `items`, the result is a list; with `fields`, an object; with both, a list of objects with
-    these fields. If the list has several pages, the query parameter `cursor_parameter` requests the
-    next page. Exactly one of three fields determines the value of this parameter. `next_cursor` is
-    the place in the answer that has the value. `next_url` is the place in the answer that has a URL
-    with the parameter. `counts` says that the value is a number of pages or items, which is counted
-    from `first`.
+    these fields.
+
+    If the list has several pages, the query parameter `cursor_parameter` requests the next page.
+    Exactly one of three fields must say where the value of this parameter comes from. `next_cursor`
+    is the place of the value in the answer. `next_url` is the place in the answer of a URL that
+    contains the parameter. `counts` says that the value is a number of pages or of items, which is
+    counted from `first`.
     """
 
     items: Pointer | None = None

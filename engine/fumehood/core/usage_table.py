@@ -25,7 +25,7 @@ class Period(StrEnum):
 
 
 class Unit(StrEnum):
-    """The unit of a limit."""
+    """The unit of an amount that a budget limits."""
 
     CALLS = "calls"
     TOKENS = "tokens"
@@ -35,9 +35,10 @@ class Unit(StrEnum):
 
 
 class BudgetStanding(Value):
-    """What is left of one limit of a budget, and the owner of the budget's counter (`subject`).
+    """One limit of a budget: how much is spent, held and left.
 
-    `held` is the amount reserved for running calls. Money is a text with six decimal places.
+    `subject` says to whom the budget's counter belongs. `held` is the amount reserved for running
+    calls. Money is a text with six decimal places.
     """
 
     budget: str

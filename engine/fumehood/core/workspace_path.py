@@ -47,10 +47,10 @@ def path_fault(path: str) -> str | None:
 
 
 def absolute_path(path: str) -> tuple[str, ...] | None:
-    """Return the parts of an absolute path, or None if the text is not a valid path.
+    """Return the parts of `path` as an absolute path, or None if `path` is not a valid path. A
+    relative `path` is a path in the workspace, so its result begins with `workspace`.
 
-    A relative path starts at the workspace. `.`, `..` and double slashes are resolved in the text;
-    links are not followed.
+    `.`, `..` and double slashes are resolved in the text alone, and links are not followed.
     """
     if not path or "\0" in path or len(path) > MAX_PATH_BYTES:
         return None

@@ -65,12 +65,13 @@ failed."""
 
 
 class ToolDirectory:
-    """The directory of definitions at one path. Not thread-safe.
+    """Reads tool definitions from the files in the directory `path`, and detects changes. Not
+    thread-safe.
 
-    `owner_of` returns the name of the other source that already has a tool with the given name, or
-    None. A file is faulty if it defines a tool whose name belongs to another source. `owners` are
-    the user ids whose files are trusted, by default those of the engine's user and of root.
-    Definitions may refer to `secrets`.
+    `owner_of` takes a tool's name, and returns the name of another source that already has this
+    tool, or None. A file that defines a tool of another source is faulty. `owners` are the user ids
+    whose files are trusted, by default those of the engine's user and of root. Definitions may
+    refer to the secrets in `secrets`.
     """
 
     def __init__(
@@ -208,7 +209,9 @@ def _tools(documents: list[JsonObject], secrets: SecretBindings) -> list[Registe
 
 
 def _which(position: int, documents: list[JsonObject]) -> str:
-    """Return a name for one of the definitions in a file, for use in a fault."""
+    """Return a text that identifies the definition at `position` among the `documents` of a file,
+    for the message about a fault.
+    """
     name = documents[position].get("name")
     named = f"{name[:64]!a}" if isinstance(name, str) else "a tool without a name"
     return named if len(documents) == 1 else f"{named} (number {position + 1})"

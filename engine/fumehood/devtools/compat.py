@@ -100,8 +100,8 @@ class Compatibility:
 
     @property
     def is_enough(self) -> bool:
-        """Whether the version number was raised by the required step. Before 1.0.0, a minor step
-        may break callers.
+        """Whether the version number was raised by at least the required step. For versions below
+        1.0.0, a minor step is enough even if the differences break callers.
         """
         needed = self.needed
         if needed is Step.MAJOR and self.old.version_key[0] == 0:

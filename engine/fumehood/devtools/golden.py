@@ -86,12 +86,12 @@ def record(client: Client, calls: tuple[GoldenCall, ...]) -> list[GoldenCall]:
 
 
 def check(client: Client, calls: tuple[GoldenCall, ...], *, run: bool) -> Iterator[str]:
-    """Make the calls. Yield a text for each difference between a recorded answer and the engine's
-    answer.
+    """Make the calls again. Yield a text for each difference between a recorded answer and the
+    engine's answer now.
 
-    If `run` is False, each call is made as a dry run, and the only difference is a refusal that was
-    not recorded. If `run` is True, the calls run again, and their success, error code and data must
-    be the same as in the recorded answers.
+    If `run` is False, each call is made as a dry run. Only a refusal that was not recorded is then
+    a difference. If `run` is True, the calls run, and their success, error code and data must be
+    the same as in the recorded answers.
     """
     for number, each in enumerate(calls, 1):
         options = _keywords(each)

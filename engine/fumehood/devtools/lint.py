@@ -147,10 +147,10 @@ _KEYWORDS_AFTER_DRAFT_7 = (
 
 
 def lint(document: JsonObject, others: Iterable[str] = ()) -> list[Finding]:
-    """Return a finding for each rule that a definition violates, the most severe first.
+    """Return a finding for each rule that a tool's definition violates, the most severe first.
 
-    `others` are the names of other tools. `document` may also have the form of a model provider:
-    `{"type": "function", "function": {…}}`.
+    `others` are the names of other tools, which the tool's name must not imitate. `document` may
+    also have the form of a model provider: `{"type": "function", "function": {…}}`.
     """
     inner = document.get("function")
     if document.get("type") == "function":
@@ -229,9 +229,9 @@ def _description(document: JsonObject, name: str, text: str) -> Iterator[Finding
 
 
 def _parameters(schema: JsonObject, path: str, depth: int) -> Iterator[Finding]:
-    """Apply the rules for parameters to the properties of an object, and to the objects nested in
-    it. `path` is the place of the object's schema in the definition, and `depth` the object's level
-    of nesting.
+    """Yield the findings about the parameters that `schema`, the schema of an object, declares,
+    also in objects nested in it. `path` is the place of `schema` in the tool's definition, and
+    `depth` its level of nesting.
     """
     properties, required = declared_in({"parameters": schema})
     if schema.get("additionalProperties", True) is True:
@@ -271,8 +271,9 @@ def _parameter(
 
 
 def _unlisted(kinds: set[Any], schema: JsonObject, text: str, path: str) -> Iterator[Finding]:
-    """Apply the rules for a parameter whose values are not enumerated. `kinds` are the parameter's
-    types, `text` is its description, and `path` its place in the definition.
+    """Yield the findings about a parameter whose values are not enumerated. `kinds` are the
+    parameter's types, `schema` is its schema, `text` its description, and `path` its place in the
+    definition.
     """
     given = set(schema)
     if "string" in kinds and "format" not in given:

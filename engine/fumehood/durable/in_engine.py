@@ -32,7 +32,9 @@ class DurablePart(EnginePart):
         return self._saver
 
     def in_session(self, kept: KeptValues) -> SessionSaver | None:
-        """Return the saver, which trials use to undo and apply changes; or None."""
+        """Return the saver, with which trials undo and apply changes, or None if the engine keeps
+        no state.
+        """
         return self._saver
 
     @asynccontextmanager

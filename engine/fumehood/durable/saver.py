@@ -102,7 +102,9 @@ class Changes:
 
     @property
     def names(self) -> set[str]:
-        """Names of all stored pieces with the contents of changed files after the trial."""
+        """The names of all stored pieces that these changes need: the contents of changed files as
+        they were after the trial.
+        """
         kept = (file for _, file in self.files.values() if file is not None)
         return {*self.new, *(name for file in kept for name in file.pieces)}
 
@@ -122,7 +124,9 @@ class _Known:
 
 
 class SessionSaver:
-    """Implements `Saver`. Can also undo the changes of a trial, and apply them later."""
+    """Saves and restores the workspaces of durable sessions. It can also undo the changes of a
+    trial, and apply them later.
+    """
 
     def __init__(self, files: SavedFiles) -> None:
         self._files = files
@@ -201,15 +205,16 @@ class SessionSaver:
     # -- trials ----------------------------------------------------------------------------
 
     def others(self, session_id: str, copy: SavedCopy) -> tuple[str, ...] | None:
-        """Return the paths of links and special files in the workspace, which copies do not
-        include, or None if the workspace may differ from `copy`.
+        """Return the paths of links and special files in the workspace. Saved copies do not include
+        these files. Return None if the workspace may differ from `copy`.
         """
         known = self._known.get(session_id)
         return known.others if known is not None and known.copy == copy else None
 
     async def hold(self, source: CopySource, copy: SavedCopy) -> tuple[Changes, JsonObject]:
-        """Store the contents of the files that have changed since `copy`, until `let_go`. Return
-        the changes, and their description for people, in the form of a preview.
+        """Store the contents of the files that have changed since `copy`, and keep them until
+        `let_go` is called. Return the changes, and a description of them that people see, in the
+        same form as the preview of a call.
 
         Raises:
             NotSaved: the files could not be read or stored.
@@ -257,8 +262,9 @@ class SessionSaver:
             known.tree[path] = replace(known.tree[path], version=versions[path])
 
     def touched(self, session_id: str, changes: Changes) -> list[str]:
-        """Return the paths that `changes` would overwrite or delete, but that have changed since
-        the trial: in the last copy, they differ from their state before the trial.
+        """Return the paths that `changes` would overwrite or delete, but that have also changed in
+        the session since the trial. Such a path's file in the session's last copy differs from the
+        path's file before the trial.
         """
         known = self._known.get(session_id)
         tree = known.tree if known is not None else {}
@@ -305,8 +311,8 @@ class SessionSaver:
     async def _scanned(
         self, source: CopySource, going: Sequence[str]
     ) -> tuple[list[Row], list[str]]:
-        """Delete the paths in `going`, then scan the workspace and return the result (`scan`).
-        Raises NotSaved.
+        """Delete the paths in `going`, then scan the workspace. Return the rows of its files and
+        directories, and the paths of its links and special files. Raises NotSaved.
         """
         try:
             await _delete(source, list(going))
@@ -315,7 +321,9 @@ class SessionSaver:
             raise NotSaved(_why(error)) from error
 
     async def _shown(self, changes: Changes) -> JsonObject:
-        """Return a description of the changes for people, in the form of a preview."""
+        """Return a description of the changes that people see, in the same form as the preview of a
+        call.
+        """
         added: list[JsonObject] = []
         changed: list[JsonObject] = []
         removed: list[JsonObject] = []
@@ -499,7 +507,9 @@ class _Attempt:
         return name, content
 
     async def undo(self) -> None:
-        """Delete the pieces that this attempt has stored. No stored manifest names them."""
+        """Delete the pieces that this attempt has stored. This is safe, because no stored manifest
+        names these pieces.
+        """
         with anyio.CancelScope(shield=True), suppress(OSError, EngineError):
             await self._files.delete(self.new)
 

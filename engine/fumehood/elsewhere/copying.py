@@ -123,8 +123,8 @@ def _copy(table: Table, reading: Connection, writing: Connection) -> int:
 
 
 def _without_nul(row: Mapping[Any, Any]) -> dict[Any, Any]:
-    """Return a row to insert, with NUL characters in text replaced. Early engines stored such
-    characters.
+    """Return a row to insert, in which U+FFFD replaces NUL characters in text. Early engines stored
+    NUL characters, which PostgreSQL rejects.
     """
     return {
         key: value.replace("\0", "\ufffd") if isinstance(value, str) else value

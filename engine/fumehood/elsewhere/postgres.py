@@ -129,7 +129,9 @@ FENCED = "another engine is active on this state, or a commit is missing in it"
 
 
 class Postgres(RemoteBackend):
-    """A PostgreSQL database, opened by the engine that is active on it."""
+    """The state in a PostgreSQL database, which only one engine at a time can write: the active
+    engine.
+    """
 
     def __init__(self, writing: Engine, reading: Engine, lock: Connection, number: int) -> None:
         super().__init__(writing, reading, has_readers=True)
@@ -142,8 +144,8 @@ class Postgres(RemoteBackend):
 
     @classmethod
     def open(cls, url: str) -> Self | None:
-        """Become the active engine of the state at `url`, and migrate the state to the newest
-        schema. Return None if another engine is active.
+        """Make this process the active engine of the state at `url`, the only engine that can write
+        the state. Migrate the state to the newest schema. Return None if another engine is active.
         """
         parsed = parse_url(url)
         with _opening():
@@ -164,8 +166,8 @@ class Postgres(RemoteBackend):
 
     @classmethod
     def open_to_read(cls, url: str) -> Engine:
-        """Return an SQLAlchemy engine that reads the state at `url`, even while a fumehood engine
-        is active on the state. Raises StoreError.
+        """Return an SQLAlchemy engine that only reads the state at `url`. It can read while a
+        fumehood engine writes the state. Raises StoreError.
         """
         engine = _reading_engine(parse_url(url))
         try:
@@ -245,10 +247,11 @@ class Postgres(RemoteBackend):
         return str(cause).partition("\n")[0][:200]  # a connection's error, which has no values
 
     def is_unreachable(self, error: BaseException) -> bool:
-        """Return whether an error means that the database cannot be reached, or cannot be written,
-        for now.
+        """Return whether an error means that the database cannot be reached or written now, but
+        perhaps later.
 
-        Fenced is such an error, because the engine that is now active may serve the request.
+        Fenced, which means that another engine has become active, counts as such an error, because
+        the other engine may serve the request.
         """
         is_too_much = str(getattr(getattr(error, "orig", None), "sqlstate", "")).startswith("54")
         return isinstance(error, (*AWAY, Fenced)) and not is_too_much
@@ -273,13 +276,15 @@ def _convert(element: RawBytes, compiler: SQLCompiler, **options: Any) -> str:
 
 
 class PatientConnection(psycopg.Connection[Any]):
-    """A connection whose statements fail after the server was silent for `answer_s` seconds."""
+    """A connection on which a statement fails if the server is silent for more than `answer_s`
+    seconds.
+    """
 
     answer_s = ANSWER_S
 
     def wait(self, gen: PQGen[RV], interval: float = LOOK_S, *others: Any, **more: Any) -> RV:
-        """Run the steps of a statement. Raise OperationalError if the server is silent for
-        `answer_s` seconds.
+        """Run the steps of a statement, which `gen` yields, and return the statement's result.
+        Raise OperationalError if the server is silent for `answer_s` seconds.
         """
         return super().wait(self._limited(gen), interval, *others, **more)
 
@@ -309,8 +314,9 @@ class Connector:
     def connect(
         self, _dialect: Any, _record: Any, arguments: tuple[Any, ...], options: dict[str, Any]
     ) -> PatientConnection:
-        """Open a connection, as the handler of SQLAlchemy's event `do_connect`. For `REST_S`
-        seconds after a timeout, fail at once.
+        """Handle SQLAlchemy's event `do_connect`: open a connection, with the `arguments` and
+        `options` for psycopg. If opening a connection timed out less than `REST_S` seconds ago,
+        raise ConnectionTimeout at once.
         """
         if time.monotonic() < self._rests_until:
             raise ConnectionTimeout("no answer to the last attempt to connect")
@@ -340,8 +346,9 @@ def parse_url(url: str) -> URL:
 
 
 def _engine(url: URL, **pool: Any) -> Engine:
-    """Return an SQLAlchemy engine whose connections notice at both ends, after a few seconds, that
-    the other end is gone.
+    """Return an SQLAlchemy engine for the database at `url`. If one end of a connection is gone,
+    the other end notices this after a few seconds. `pool` are arguments of `create_engine` that
+    configure the connection pool.
     """
     silence_s = SILENCE_MS // 1000
     options = {
@@ -386,8 +393,8 @@ def _reading_engine(url: URL) -> Engine:
 
 
 def _take_lock(connection: Connection) -> bool:
-    """Try to take the active engine's lock, which the server releases when `connection` ends.
-    Return whether the lock was free.
+    """Try to take the lock that only the active engine of a state holds. The server releases the
+    lock when `connection` ends. Return whether the lock was free.
     """
     taken = connection.exec_driver_sql(
         f"SELECT pg_try_advisory_lock({LOCK}, hashtext(current_schema()))"
@@ -399,8 +406,8 @@ def _take_lock(connection: Connection) -> bool:
 
 
 def _activate(engine: Engine) -> int:
-    """Create or migrate the tables, and make this engine the active one. Return the random number
-    of the engine's start.
+    """Create or migrate the tables, and make this engine the active one, which alone can write the
+    state. Return a new random number that identifies this start of the engine.
     """
     with engine.connect() as connection, connection.begin():
         version = _version(connection)

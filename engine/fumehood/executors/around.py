@@ -45,7 +45,7 @@ class HeldBack(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """A finished run, as parts receive it."""
+    """A finished run of a program, which is passed to the parts' hooks."""
 
     ending: RunEnding
     digests: Mapping[tuple[str, str], str]
@@ -112,7 +112,9 @@ class Given:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LastingProgram:
-    """A program that the operator configured and that serves many calls, as parts receive it."""
+    """A program that the operator configured and that serves many calls. Parts receive this
+    description of the program in their hook `around_lasting`.
+    """
 
     id: str
     """The program's name in the audit log, where it takes the place of both the call and the
@@ -134,8 +136,9 @@ If entering raises an EngineError, the run does not begin.
 
 
 def needs_of(tool: ToolDefinition, arguments: JsonObject, hosts: Sequence[str]) -> frozenset[str]:
-    """Return the names of the features that a call requests and that the kernel itself does not
-    provide.
+    """Return the names of the features that a call requests and that only parts can provide:
+    "network" if `hosts`, to which the call wants to connect, is not empty, and "tools" if Python
+    code requests tools.
     """
     is_python = tool.executor == "code:python"
     asked = {"network": hosts, "tools": is_python and arguments.get("tools")}
@@ -179,8 +182,9 @@ class Surroundings:
         return tuple(stream for given in self._given for stream in given.streams)
 
     def arguments(self, own: JsonObject, traceparent: str) -> JsonObject:
-        """Return the guest's arguments: `own` and those that the parts contribute. Raises
-        InternalError if a part contributes environment variables as an argument.
+        """Return the guest's arguments: `own`, the arguments that the parts contribute, and the
+        environment variables of the run, which include `traceparent`. Raises InternalError if a
+        part contributes environment variables as an argument.
         """
         # If a name is given twice, the first value is used here, and the caller's in the guest.
         environment = {VARIABLE: traceparent}
@@ -208,12 +212,13 @@ class Surroundings:
     async def run(
         self, lease: Lease, program: str, arguments: JsonObject, run: ToolRun, sinks: RunSinks
     ) -> RunEnding:
-        """Run a program within the parts' scopes. It runs on the lease that a part contributes,
-        otherwise on `lease`. If a part cancels its scope, the returned ending has `EndedBy.POLICY`.
+        """Run a program, on the lease that a part contributes, or on `lease` if no part contributes
+        a lease. Each part that contributes a cancel scope can end the program by cancelling the
+        scope. The returned ending then has `EndedBy.POLICY`.
 
         Raises:
-            InternalError: two parts contribute a lease or the same kind of stream, or no part holds
-                back an effect that must be held back. Nothing ran.
+            InternalError: two parts contribute a lease, or two parts contribute the same kind of
+                stream, or no part holds back an effect that must be held back. Nothing ran.
         """
         if run.must_hold_back and not any(map(_holds_back, self._given)):
             raise InternalError("No part holds back the effect of this call. Nothing ran.")

@@ -174,7 +174,7 @@ def outcome_in_session(run: ToolRun, data: JsonObject) -> Outcome:
 
 
 class Executor(ABC):
-    """Places, previews and runs the tools of one kind."""
+    """Decides where the tools of one kind run, previews their effects, and runs them."""
 
     language: str | None = None
     """The language that the sandbox must support, or None if any sandbox is suitable."""
@@ -219,8 +219,9 @@ class Executor(ABC):
         """Return the request that a call would send to another service, as approvers see it.
         Nothing is sent.
 
-        The result contains the names of secrets, never their values. Return None if the engine
-        sends no request for this kind of tool.
+        `cursors` reads the cursor of a call for a further page of results. The result contains the
+        names of secrets, never their values. Return None if the engine sends no request for this
+        kind of tool.
 
         Raises:
             EngineError: the call would fail with this error.
@@ -237,12 +238,12 @@ class Executor(ABC):
 
 
 class HeldAction(Executor):
-    """An action that this engine holds in memory until a human approves it. It is performed at most
-    once.
+    """An action that this engine holds in memory until a human approves it. The action is performed
+    at most once.
 
-    A call with this action (`CallRequest.held`) requests the approval. After approval, it runs the
-    action instead of its tool's executor. The code that waits for the approval withdraws the action
-    when it stops waiting.
+    The approval is requested by a call that has the action in `CallRequest.held`. When the call is
+    approved, it performs the action, and does not run its tool's executor. The code that waits for
+    the approval withdraws the action when it stops waiting.
     """
 
     needs: ClassVar[Need]
@@ -268,7 +269,8 @@ class HeldAction(Executor):
         self.is_withdrawn = True
 
     async def run(self, run: ToolRun) -> Outcome:
-        """Perform the action, and set `result` and `over` for the code that waits for it.
+        """Perform the action and return its outcome. Also set `result` to the outcome or error, and
+        then the event `over`, for the code that waits for the action's end.
 
         Raises:
             ApprovalExpired: the action was withdrawn, or has already begun.
@@ -445,8 +447,8 @@ class CallHandle:
         output: OnOutput | None = None,
         ending: OnEnding | None = None,
     ) -> RunSinks:
-        """Return the sinks for a run behind a wall: the given ones, and one that passes progress
-        reports to this call's listener.
+        """Return the receivers of the data of a run behind a wall. `files`, `output` and `ending`
+        are passed on unchanged. This call's listener receives the progress reports.
         """
         return RunSinks(
             progress=self.report,
@@ -466,10 +468,11 @@ class CallHandle:
         return True
 
     def close(self) -> bool:
-        """Record that the call has ended. Return True if its caller cancelled it.
+        """Record that the call has ended. Return True if its caller cancelled it, and the call's
+        task can continue.
 
-        Return False if the call's task is also being cancelled from outside the call. In this case,
-        the task must end.
+        Return False if the call was not cancelled, or if code outside the call has also cancelled
+        the task. In the latter case, the task must end.
         """
         if not self._is_over:
             self._is_over = True

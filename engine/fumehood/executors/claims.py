@@ -41,7 +41,9 @@ def unfit(*, is_result: bool) -> ExecutionError:
 
 
 class Unreadable(Exception):
-    """A reply does not have the form in which this engine's own code writes replies."""
+    """The process of a function sent a reply with an invalid form. Only code of this engine writes
+    these replies.
+    """
 
 
 class Claim(StrictValue):
@@ -108,8 +110,9 @@ def read_result(result: JsonObject | None) -> ToolResult:
 
 
 def read_error(claim: JsonObject) -> EngineError | None:
-    """Return the error that a claim describes: a `ToolError`, refused arguments or unfit data.
-    Return None if the claim is invalid or of another kind.
+    """Return the error that a claim describes: a `ToolError` of the tool, arguments that the tool
+    refused, or data that JSON cannot represent. Return None if the claim is invalid or of another
+    kind.
     """
     try:
         match claim.get("kind"):

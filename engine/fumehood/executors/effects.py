@@ -30,7 +30,8 @@ class Effect:
     """The changes that one call would make.
 
     `base` is the hash of the current state of everything that the call reads or changes. `effect`
-    is the hash of the future state of the paths that the call changes or must not change.
+    is the hash of the state in which some paths would be after the call: those that the call
+    changes, and those that it must not change.
     """
 
     shown: JsonObject
@@ -69,8 +70,9 @@ def shown_changes(
     truncated: bool = False,
     would_fail: EngineError | None = None,
 ) -> JsonObject:
-    """Return the preview. `count` and `size` (bytes) include the removed entries that are omitted
-    from `removed`.
+    """Return the preview of a call's changes, as approvers see it. The entries `removed` may omit
+    some removed files. `count` is the number of all removed files, and `size` their total size in
+    bytes.
     """
     shown: JsonObject = {
         "added": added or [],
@@ -143,7 +145,10 @@ def text_of(raw: bytes) -> str | None:
 def unified(
     before: str, after: str, max_bytes: int = MAX_DIFF_BYTES, max_steps: int = MAX_STEPS
 ) -> Diff:
-    """Return a unified diff of two texts, without file names, which could contain anything."""
+    """Return a unified diff of two texts, with at most `max_bytes` bytes and about `max_steps` line
+    comparisons. The diff has no lines with file names, because names of files could contain any
+    text.
+    """
     old, new = _lines(before), _lines(after)
     start, end = _shared_ends(old, new)
     # Only the lines between the first and the last difference, and their context, are compared.
@@ -176,8 +181,10 @@ def _in_parts(
     old: Sequence[str], new: Sequence[str], max_steps: int
 ) -> tuple[list[Code], bool, int]:
     """Compare two texts part by part. The parts are separated by lines that occur exactly once in
-    each text, in the same order. Return the opcodes, whether a part is shown as one change because
-    its comparison would take too long, and the number of steps.
+    each text and have the same order in both.
+
+    Return the opcodes (as of `SequenceMatcher`), whether any part is shown as one change because
+    its comparison would take more than `max_steps` steps, and the number of steps taken.
     """
     codes: list[Code] = []
     is_coarse, steps = False, 0
@@ -213,8 +220,9 @@ def _in_parts(
 
 
 def _anchors(old: Sequence[str], new: Sequence[str]) -> list[tuple[int, int]]:
-    """Return pairs of positions of lines that occur exactly once in each text. Of these pairs, only
-    the longest series that is in the same order in both texts is returned. *Source*: patience diff.
+    """Return the positions, in both texts, of lines by which the texts can be aligned. These lines
+    occur exactly once in each text. If their order differs between the texts, only the longest
+    series with the same order is returned. *Source*: patience diff.
     """
     counts, new_counts = Counter(old), Counter(new)
     places = {line: number for number, line in enumerate(new) if new_counts[line] == 1}
@@ -277,7 +285,10 @@ class _Run:
 def _runs(
     old: Sequence[str], new: Sequence[str], groups: Iterable[Group], skipped: int
 ) -> Iterator[_Run]:
-    """Yield a diff run by run, so that a long diff is never in memory as a whole."""
+    """Yield a diff run by run, so that a long diff is never in memory as a whole. `groups` are the
+    diff's hunks, and `skipped` is the number of lines that precede both `old` and `new` in the full
+    texts.
+    """
     for group in groups:
         (_, a, _, c, _), (_, _, b, _, d) = group[0], group[-1]
         head = f"@@ -{_range(skipped + a, skipped + b)} +{_range(skipped + c, skipped + d)} @@\n"

@@ -61,11 +61,11 @@ def error_of(
     values: Mapping[str, str] = MappingProxyType({}),
     measured: JsonObject | None = None,
 ) -> EngineError | None:
-    """Return the error of a run, or None if it succeeded.
+    """Return the error of a run, or None if the run succeeded.
 
-    `values` are the values of the placeholders other than `{limit}` in the templates. If a limit
-    ended the run, `details.limit` becomes an object with the limit's name, its value and the fields
-    of `measured`.
+    `messages` has a template for the message of each ending. In the template, `{limit}` is replaced
+    by the limit that ended the run, and other placeholders by `values`. If a limit ended the run,
+    `details.limit` becomes an object with the limit's name, its value and the fields of `measured`.
     """
     error_class = ENDING_ERRORS[ending.ended_by]
     if error_class is None:
@@ -110,7 +110,10 @@ def _lost_node(ending: RunEnding) -> str | None:
 
 
 def session_lost(details: JsonObject, ending: RunEnding, *, has_disk: bool) -> SandboxUnavailable:
-    """Return the error for a session whose container no longer exists, or whose node is lost."""
+    """Return the error for a session whose container no longer exists, or whose node is lost.
+    `has_disk` means that the session's files are on a disk of their own, which outlives the
+    container.
+    """
     node = _lost_node(ending)
     if ending.copied_at is not None:
         return SandboxUnavailable(

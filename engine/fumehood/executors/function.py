@@ -133,7 +133,8 @@ async def _ending_of(
     run: ToolRun, address: FunctionAddress, where: JsonObject, parts: FollowedParts | None
 ) -> RunEnding:
     """Call the function in another process, and return how the run ended. If `parts` is given, it
-    receives the parts of the result as they arrive. `where` contains further fields of the request.
+    receives the parts of the result as they arrive. `where` contains additional fields of the
+    request to the process, such as the path from which it imports the function.
     """
     call: JsonObject = {
         "module": address.module,
@@ -283,7 +284,7 @@ def _failed(ended_by: EndedBy, error: EngineError) -> Outcome:
 async def _run_jailed(
     run: ToolRun, address: FunctionAddress, parts: FollowedParts | None
 ) -> Outcome:
-    """Call a sandboxed function in the jail."""
+    """Call a sandboxed function in its own process with restricted rights, the jail."""
     where: JsonObject = {"import_path": address.import_path}
     ending = await _ending_of(run, address, where, parts)
     result: ToolResult | None = None
@@ -357,7 +358,9 @@ def _raised(ending: RunEnding, details: JsonObject, address: FunctionAddress) ->
 
 
 def without_paths(text: str, address: FunctionAddress) -> str:
-    """Return a text, such as an error message, without the paths of this host's directories."""
+    """Return a text, such as an error message, without the paths of this host's directories.
+    `address` tells where the function was imported from, which is one of these directories.
+    """
     engine = Path(__file__).parents[2]
     known = {address.import_path, sys.prefix, sys.base_prefix, str(engine), str(Path.home())}
     for path in sorted(known - {"/", ""}, key=len, reverse=True):

@@ -21,7 +21,9 @@ from fumehood.parts import tool_kinds
 
 
 class _DecisionExecutor(Executor):
-    """The executor for decisions on calls of tools that callers run themselves."""
+    """Answers calls that only ask for the engine's decision. The caller runs the tool itself, so
+    this executor runs nothing and reports that the call is allowed.
+    """
 
     place = Placement(
         "external", "host", "the caller runs this tool itself; the engine decides", is_outside=True

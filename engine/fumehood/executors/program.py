@@ -143,7 +143,8 @@ class _Results:
 
     async def discard(self) -> None:
         """Discard the files and output of a run that ended with an exception. If the caller
-        cancelled the run, first set the handle's partial outcome, which contains the output.
+        cancelled the call, keep the output: store an outcome with it as `partial` in the call's
+        handle.
         """
         handle = self._run.handle
         self._files.discard()
@@ -158,7 +159,9 @@ class _Results:
             handle.partial = replace(outcome, kept=())  # parts use `kept` for complete runs only
 
     async def of(self, ending: RunEnding) -> tuple[Outcome, list[HeldBack]]:
-        """Return the outcome of a run, given its ending, and the actions that parts hold back."""
+        """Return two values: the outcome of the run that has ended as `ending` says, and the
+        actions of the run that parts hold back until a human approves them.
+        """
         with anyio.CancelScope(shield=True):  # short, because it only waits for the disk
             await self._files.entries()
             kept = await self._streams.finish(is_cut=ending.ended_by is EndedBy.OUTPUT)
@@ -247,7 +250,8 @@ def _fields(
     pictures: list[JsonObject],
     left_out: int,
 ) -> JsonObject:
-    """Return the fields that `data` and an error's `details` have in common.
+    """Return the fields that both `data` and an error's `details` contain. `pictures` are the
+    entries of drawn figures, and `left_out` is the number of files that are not returned.
 
     Programs in some languages, such as shell commands, have no value and no images.
     """
@@ -387,11 +391,11 @@ class KeptStreams:
             self._output(stream, kept)
 
     async def finish(self, *, is_cut: bool = False) -> dict[str, KeptText]:
-        """Return stream name → text for both streams, or an empty dict if there was no output.
+        """End both streams and return stream name → text, or an empty dict if there was no output.
 
-        `is_cut` means that the streams were cut off, possibly in the middle of a secret. If the end
-        of a stream could be the start of a secret, it is then left out. This method waits only for
-        writes to disk.
+        `is_cut` means that the streams were cut off, possibly in the middle of a secret. In this
+        case, text at the end of a stream is left out if it could be the start of a secret. This
+        method waits only for writes to disk.
         """
         if not self._has_heard:
             return {}
@@ -517,7 +521,7 @@ class ProgramFiles:
         with_files: bool = True,
     ) -> None:
         """`sent` maps the paths of the files that the caller sent to their contents. If
-        `with_files` is False, only figures are kept.
+        `with_files` is False, only pictures that the program drew are kept, and no other files.
         """
         self._blobs = blobs
         self._principal_id = principal_id

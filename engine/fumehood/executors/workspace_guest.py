@@ -197,7 +197,9 @@ SHOWN_CHARACTERS = 200
 
 @dataclass(frozen=True, slots=True)
 class Said(Generic[T]):
-    """The guest's answer to a request: a value or an error, and the ending of the request's run."""
+    """The guest's answer to a request: a value or an error. Also contains the ending of the guest's
+    run that served the request.
+    """
 
     ending: RunEnding
     value: T | None = None
@@ -286,13 +288,16 @@ Row = tuple[str, int, bool, str]
 
 
 class NotRead(Exception):
-    """The files of a workspace could not be read. The message is a clause."""
+    """The files of a workspace could not be read. The exception's message is a clause that states
+    the reason.
+    """
 
 
 class Scanned(Claim):
     """A page of a workspace's files. A row has a path, a size (`DIRECTORY` for a directory),
-    whether the file is executable, and a version. If links are requested, their rows have the size
-    `LINK` and the target as the version.
+    whether the file is executable, and a version, which changes whenever the file changes. If links
+    are requested, each link has a row with the size `LINK`, and the link's target in place of the
+    version.
     """
 
     rows: list[Annotated[Row, Field(strict=False)]] = Field(max_length=MAX_FILES)  # JSON arrays
@@ -311,9 +316,10 @@ async def answer_of(source: Lease, asked: JsonObject, model: type[M]) -> M:
 async def scan(
     source: Lease, *, links: bool = False, skip: Sequence[str] = ()
 ) -> tuple[list[Row], list[str]]:
-    """Return the rows of all files and directories in a workspace in the order of their paths, and
-    the paths of some of its links and special files. With `links`, links also have rows.
-    Directories whose name is in `skip` are left out, with everything below them.
+    """Return the rows (see `Scanned`) of all files and directories in a workspace, in the order of
+    their paths, and a list of the paths of links and special files. The list may be incomplete if
+    it is long. With `links`, links have rows instead. Directories whose name is in `skip` are left
+    out, with everything below them.
 
     Raises:
         NotRead: there are too many files.

@@ -38,8 +38,8 @@ tools=…, tool_choice=…)`, and returns the assistant's message or the provide
 
 
 class AgentLoop:
-    """The state of one run: the conversation, the envelopes of the last turn's calls, and why the
-    run ended.
+    """The state of one run of an agent: the conversation with the model, the envelopes of the last
+    turn's calls, and why the run ended.
     """
 
     def __init__(
@@ -93,8 +93,8 @@ class AgentLoop:
             self.envelopes[place] = envelope
 
     def go_on(self) -> bool:
-        """Replace the results of the last turn in the conversation by the final results, if the run
-        was passed as an `AgentRun`.
+        """Prepare the continuation of an earlier run, which was passed as an `AgentRun`: in the
+        conversation, replace the results of the last turn's calls by these calls' final results.
 
         Return True if the run can continue, or False if one of the calls still waits for approval.
         For a new run, do nothing and return True.
@@ -128,7 +128,7 @@ class AgentLoop:
     def take(self, message: Any) -> list[JsonObject] | None:
         """Append the model's message to the conversation.
 
-        If the message contains calls, return the messages of this turn. Otherwise, end the run and
+        If the message contains calls, return the appended messages. Otherwise, end the run and
         return None.
         """
         turn = self._format.turn(plain(message))
@@ -200,7 +200,7 @@ def how_many_calls(message: Any, name: MessageFormat) -> int:
 
 def plain(message: Any, levels: int = 4) -> Any:
     """Convert a message to JSON types. The message, or parts of it, may be objects of a provider's
-    library.
+    library. Lists and dictionaries are searched for such objects down to `levels` levels.
     """
     if isinstance(message, list | tuple) and levels:
         return [plain(item, levels - 1) for item in message]

@@ -54,7 +54,8 @@ class ChatFormat(Format):
 
     @abstractmethod
     def turn(self, message: Any) -> list[JsonObject]:
-        """Return the messages to append to the conversation for the model's answer.
+        """Return the messages that represent the model's answer, and that the caller appends to the
+        conversation.
 
         `message` is the assistant's message, or the provider's whole response.
         """

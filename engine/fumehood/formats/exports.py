@@ -49,8 +49,8 @@ class Exports:
         self._kept: dict[str, dict[str, _Kept]] = {}
 
     def of_all(self, name: FormatName, tools: Iterable[ToolDefinition]) -> ExportedTools:
-        """Export all tools. The cache then contains their converted forms and no others for this
-        format.
+        """Export all tools. Afterwards, the cache for this format contains exactly the converted
+        forms of these tools.
         """
         found = [self._one(name, tool) for tool in tools]
         self._kept[name] = {kept[0].name: kept for kept in found}

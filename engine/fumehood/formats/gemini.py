@@ -72,7 +72,8 @@ class Gemini(ChatFormat):
     def calls(self, turn: Sequence[JsonObject]) -> list[ModelCall]:
         """Return the calls in the parts of the model's content.
 
-        If Gemini gives calls no ids, their results are matched to them by order.
+        The id of a call is None if Gemini gives it no id. Gemini then matches the results to the
+        calls by their order.
         """
         found = []
         for message in turn:

@@ -52,7 +52,9 @@ class AnyToolQuery(ToolQuery):
 
 
 class AnyToolList(RootModel[ToolList | AgentTools | ExportedTools]):
-    """A page of tools; with `agent_id`, all tools of that agent; with `format`, an export."""
+    """A page of tools. With `agent_id`, the answer has all tools of this agent instead. With
+    `format`, the answer is an export of tools in a provider's format.
+    """
 
 
 @endpoint(

@@ -62,8 +62,8 @@ class Dialect:
 
     - `keywords`: constraints that are kept.
     - `formats`: values of the keyword `format` that are kept.
-    - `is_strict`: whether objects must be closed, and whether a part that cannot be expressed is a
-      fault instead of a loss.
+    - `is_strict`: whether objects must be closed, so that they accept only the properties that they
+      name. Then a part that cannot be expressed is a fault instead of a loss.
     - `requires_all`: whether every property must be required. An optional property must then accept
       null.
     - `property_name`: matches the property names that are accepted. Properties with other names get
@@ -92,15 +92,17 @@ class Fitted:
 
 
 def fit(tool: ToolDefinition, dialect: Dialect) -> Fitted:
-    """Convert the schema of a tool's parameters to a dialect."""
+    """Convert the schema of a tool's parameters to `dialect`, which is the part of JSON Schema that
+    a provider accepts.
+    """
     return _Fitting(tool, dialect).run()
 
 
 def without_unions(tool: ToolDefinition) -> Fitted:
-    """Return the schema of a tool's parameters without unions at the root, which every provider
-    refuses.
+    """Return the schema of a tool's parameters with the unions at its root removed. Every provider
+    refuses a schema with unions at the root.
 
-    The rest of the schema is unchanged.
+    Everything else in the schema is unchanged.
     """
     given = with_own_root(tool.parameters)
     kept = {k: v for k, v in given.items() if k not in UNION_KEYWORDS and k != "$schema"}
@@ -125,8 +127,9 @@ def alias_of(name: str, allowed: re.Pattern[str] | None) -> str:
 
 
 def aliased(arguments: JsonObject, parameters: JsonObject, dialect: Dialect) -> JsonObject:
-    """Replace the tool's own names in a call's arguments by the names that models see. `parameters`
-    is the schema of the tool's parameters. `restored` reverses this.
+    """Replace the names of parameters in a call's arguments by their aliases, which the model sees.
+    A parameter has an alias if the provider refuses its name. `parameters` is the schema of the
+    tool's parameters. `restored` reverses this.
     """
     aliases = _aliases(parameters, dialect.property_name)
     renamed: JsonObject = _renamed(arguments, aliases) if aliases else arguments
@@ -134,8 +137,9 @@ def aliased(arguments: JsonObject, parameters: JsonObject, dialect: Dialect) -> 
 
 
 def restored(arguments: JsonObject, parameters: JsonObject, dialect: Dialect) -> JsonObject:
-    """Convert the arguments of a model's call back: restore the tool's own names, and remove nulls
-    that only a strict mode required.
+    """Convert the arguments of a model's call back: replace aliases by the names of the tool's
+    parameters, and remove nulls that stand for omitted optional parameters, which strict mode does
+    not let the model omit.
 
     Raises:
         InvalidParams: a parameter is given twice, by its name and by its alias.
@@ -147,10 +151,11 @@ def restored(arguments: JsonObject, parameters: JsonObject, dialect: Dialect) ->
 
 
 def _undescribed(schema: JsonObject) -> JsonObject:
-    """Return a schema for each property that `schema` requires but does not describe, if its object
-    is open.
+    """Return a schema for each property that `schema` requires but does not describe. Return {} if
+    `schema` forbids properties that it does not describe.
 
-    Providers refuse a name in `required` that is missing in `properties`.
+    These schemas are needed because providers refuse a name in `required` that is missing in
+    `properties`.
     """
     more = schema.get("additionalProperties", True)
     if more is False:
@@ -191,8 +196,9 @@ class _Fitting:
     def _miss(self, where: str, what: str, change: str) -> None:
         """Record that the dialect cannot express a part of the schema.
 
-        `where` is the place in the schema, `what` says what is missing, and `change` what the
-        tool's author can do. The record is a fault if the dialect is strict, and otherwise a loss.
+        `where` is the place of this part in the schema. `what` says what cannot be expressed, and
+        `change` says what the tool's author can do. The record is a fault if the dialect is strict,
+        and otherwise a loss.
         """
         if not self._dialect.is_strict:
             self._lose(where, what, change)
@@ -233,9 +239,9 @@ class _Fitting:
         return made
 
     def _part(self, made: JsonObject, keyword: str, said: Any, where: str, level: int) -> None:
-        """Convert the value `said` of a keyword that contains schemas or enumerated values, and add
-        it to the converted schema `made`. `where` is the place of the schema in the tool's
-        parameters, and `level` its depth.
+        """Convert the value of a keyword that contains schemas or enumerated values, and add the
+        result to the converted schema `made`. `said` is the value. `where` is the place, in the
+        tool's parameters, of the schema that has the keyword, and `level` its depth.
         """
         if keyword == "$ref":
             made[keyword] = self._reference(said, where)
@@ -318,11 +324,11 @@ class _Fitting:
         return list(values)
 
     def _typed(self, made: JsonObject, schema: JsonObject, where: str) -> None:
-        """Add a type to `made`, the converted form of `schema`, if it has none, because a strict
-        dialect requires a type.
+        """If the converted schema `made` has no type, add a type, because a strict dialect requires
+        a type. `schema` is the schema before the conversion.
 
-        If no type can be determined, or the dialect does not accept the type, this is recorded for
-        the place `where`.
+        If no type can be determined, or the dialect does not accept the type, record this as a
+        fault or loss at the place `where`.
         """
         dialect = self._dialect
         if "enum" in made and not dialect.has_type_lists:
@@ -376,10 +382,11 @@ class _Fitting:
 
     def _close(self, schema: JsonObject, where: str, *, is_root: bool) -> None:
         """Check whether an object can be closed, which means that it accepts only the properties
-        that it names.
+        that it names. If it cannot be closed, record a fault at the place `where`.
 
-        If not, this is recorded. An object without properties that is not explicitly closed cannot
-        be closed. The root is an exception, because the engine accepts no unknown parameters.
+        An object that neither describes properties nor says whether it accepts others cannot be
+        closed. The root schema always can in this case, because the engine accepts no unknown
+        parameters.
         """
         properties, more = schema.get("properties", {}), schema.get("additionalProperties")
         if more not in (None, False) or (more is None and not properties and not is_root):

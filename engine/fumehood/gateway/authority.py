@@ -38,7 +38,8 @@ SKEW = timedelta(days=2)
 
 
 class Authority:
-    """Issues a certificate for each host that programs connect to. The gateway presents it to them.
+    """Issues a certificate for each host that programs connect to. The gateway, which answers
+    programs in place of the host, presents this certificate to the programs.
 
     The attribute `certificate` is the authority's own certificate, as PEM text.
     """
@@ -70,8 +71,8 @@ class Authority:
         """Return the TLS server context with which the gateway answers programs that connect to
         `host`.
 
-        `host` is a name in its canonical form, or an address. A program's TLS handshake fails if it
-        names a different host.
+        `host` is a name in its canonical form, or an address. The TLS handshake fails if the
+        program asks for a different host.
         """
         bare = host.removeprefix("[").removesuffix("]")
         try:

@@ -126,9 +126,9 @@ class NetworkUse:
         )
 
     def warnings(self) -> tuple[str, ...]:
-        """Return the call's warnings about its network use: one sentence for each of the
-        `MAX_NAMED` most frequent reasons why requests were refused, and likewise why requests
-        failed.
+        """Return the call's warnings about its network use. There is one sentence for each of the
+        `MAX_NAMED` most frequent reasons for refusals, and one for each of the `MAX_NAMED` most
+        frequent reasons for failures.
         """
         return tuple(
             f"The gateway refused {count} of the program's requests: {why}"
@@ -159,13 +159,15 @@ class Door:
 
         Args:
             hosts: the host patterns that the call names.
-            settings: the gateway's settings. They must also allow the hosts of the requested
-                indexes that have no package list.
-            decide: returns the decision of the policy about a request with the given facts.
+            settings: the gateway's settings. If the call requests package indexes, the settings
+                must also allow the hosts of those indexes that have no package list.
+            decide: returns the decision of the policy about a request. Its argument is what policy
+                rules can test about the request.
             ask: requests a human's approval, then sends the request.
             placeholders: the placeholders of the secrets that the program may use.
             record: writes an event to the audit log.
-            tape: if given, records the requests or answers them.
+            tape: if given, either records the requests and their answers, or answers the requests
+                from an earlier recording.
             spend: charges requests and bytes to the budgets of the call.
             held_back: if given, the call is a trial. Its requests are added to this list instead of
                 being sent.
@@ -202,7 +204,9 @@ class Door:
 
     @property
     def is_answered(self) -> bool:
-        """Whether a tape answers all requests. Then nothing is sent to hosts."""
+        """Whether the tape, a recording of earlier requests and their answers, answers all requests
+        of the program. If so, nothing is sent to hosts.
+        """
         return self.tape is not None and self.tape.answers
 
     def follow(self, request: ProgramRequest, status: int, headers: Headers) -> Following | None:
@@ -214,8 +218,8 @@ class Door:
         return self.tape.begin(request, status, headers) if self.tape is not None else None
 
     def play(self, request: ProgramRequest, digest: str) -> TapedAnswer:
-        """Count `request`, and return the answer that the tape has for it. `digest` is the SHA-256
-        of the request's body.
+        """Count `request`, and return the recorded answer that the tape has for it. `digest` is the
+        SHA-256 of the request's body.
 
         Raises:
             Refusal: the tape has no answer, or the call may make no more requests.
@@ -316,10 +320,11 @@ class Door:
 
     @contextmanager
     def holding(self) -> Iterator[None]:
-        """Count a request as held for the duration of the `with` block.
+        """Count a request as held, which means that it waits for a human's approval, for the
+        duration of the `with` block.
 
-        Raises Refusal if too many of the program's requests are already held. A held request keeps
-        its body in memory.
+        Raises Refusal if too many of the program's requests are already held. There is a limit
+        because each held request keeps its body in memory.
         """
         if self._held_now >= MAX_OPEN_CALLS:
             raise self.refused(
@@ -410,14 +415,16 @@ class Door:
             ) from None
 
     def refused(self, status: int, code: str, message: str) -> Refusal:
-        """Count a refusal, and return it for the caller of this method to raise."""
+        """Count a refusal, and return it as an exception that the caller of this method must raise.
+        `status` and `code` are the HTTP status and the error code that the program gets.
+        """
         self.use.denied += 1
         _count(self.use.refusals, message)
         return Refusal(status, code, message)
 
     def failed(self, message: str) -> HostFailure:
-        """Count a failure of a host, and return it for the caller of this method to raise.
-        `message` says what failed.
+        """Count a failure of a host, and return it as an exception that the caller of this method
+        must raise. `message` says what failed.
         """
         _count(self.use.failures, message)
         return HostFailure(502, "NETWORK_ERROR", message)

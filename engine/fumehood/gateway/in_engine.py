@@ -82,7 +82,7 @@ class GatewayPart(EnginePart):
 
     @asynccontextmanager
     async def running(self, made: Composition) -> AsyncIterator[None]:
-        """Create the gateway, because the engine starts."""
+        """Create the engine's gateway before the engine's first call."""
         settings = self.kernel.config.of("gateway", GatewaySettings)
         assert settings is not None
         services = made.services
@@ -94,11 +94,12 @@ class GatewayPart(EnginePart):
 
     @asynccontextmanager
     async def around(self, run: ToolRun, before: Sequence[Given]) -> AsyncIterator[Given | None]:
-        """If the call names hosts, open a door for the call, and yield what gives its program
-        access to the network. Otherwise yield None.
+        """If the call names hosts, yield what gives the call's program access to the network
+        through the gateway. Otherwise yield None.
 
-        `before` contains what earlier parts gave to the run, such as a tape, or the wish of a trial
-        to hold requests back.
+        `before` contains what earlier parts gave to the run. If one of them gave a tape, the tape
+        records or answers the program's requests. If one of them holds back the effects of the run,
+        requests are held back too.
         """
         if not run.network:
             yield None
@@ -118,8 +119,9 @@ class GatewayPart(EnginePart):
     def _opened(
         self, run: ToolRun, tape: Tape | None, held: list[HeldRequest] | None
     ) -> AbstractAsyncContextManager[tuple[Door, Stream[Connections]]]:
-        """Open the door of a call. If `held` is given, add the program's requests to it instead of
-        sending them.
+        """Open the door of a call, which decides which of its program's requests are sent, and the
+        stream between the program and the gateway. If `held` is given, requests are added to it
+        instead of being sent.
 
         Raises:
             PermissionDenied: the operator has allowed no host and no index, and no tape answers the
@@ -145,10 +147,11 @@ class GatewayPart(EnginePart):
 
     @asynccontextmanager
     async def around_lasting(self, program: LastingProgram) -> AsyncIterator[Given | None]:
-        """If a program that serves many calls names hosts, open a door for the program, and yield
-        what gives it access to the network. Otherwise yield None.
+        """If a program that serves many calls names hosts, yield what gives the program access to
+        the network through the gateway. Otherwise yield None.
 
-        If the program misuses a secret whose settings require it, end the program.
+        If the program misuses the placeholder of a secret whose settings demand this, end the
+        program.
 
         Raises:
             PermissionDenied: the operator has allowed no host and no index.
@@ -180,8 +183,9 @@ class GatewayPart(EnginePart):
             raise SandboxViolation("it misused the placeholder of a secret, so it was ended")
 
     async def send(self, run: ToolRun, requests: Sequence[HeldRequest]) -> EngineError | None:
-        """Send the requests that a trial held back in their original order, and stop at the first
-        that fails. Return the error of the failed request, or None if all succeeded.
+        """Send the requests that a trial held back, in their original order, and stop at the first
+        request that fails. Return the error of the failed request, or None if all requests
+        succeeded.
         """
         async with self._opened(run, None, None) as (door, _):
             assert door.deliver is not None

@@ -100,8 +100,8 @@ class Placeholders:
         return None
 
     def require_searchable(self, request: ProgramRequest) -> None:
-        """Raise Refusal if a secret is bound to the host of the request, and it would not be
-        possible to search the host's answer for this secret.
+        """Raise Refusal if the host of the request may know a secret, and the request asks for an
+        answer that cannot be searched for the secret, such as a part of a file or a WebSocket.
         """
         if not self._of_host(request):
             return

@@ -212,8 +212,8 @@ class Proxy:
     async def _serve(self, peer: _Peer, inside: Place | None) -> None:
         """Serve the requests that arrive on a connection, until the connection ends.
 
-        `inside` is the place to which a tunnel leads, if the connection is inside a tunnel.
-        Otherwise it is None.
+        If the connection is a decrypted tunnel, `inside` is the place to which the tunnel leads.
+        Otherwise, `inside` is None.
         """
         while True:
             peer.has_answered, peer.request, peer.digest = False, None, hashlib.sha256()
@@ -335,7 +335,7 @@ class Proxy:
 
     async def _exchange(self, peer: _Peer, request: ProgramRequest) -> None:
         """Judge a request. If it is allowed, send it and pass the host's answer to the program. If
-        a tape answers the requests, take the answer from the tape instead.
+        the call has a tape that answers requests, answer with the tape's recorded answer instead.
 
         Raises:
             Refusal: the request was refused or held back, or the host failed.
@@ -360,7 +360,8 @@ class Proxy:
             await self._hold(peer, request, await self._whole(peer, request))
 
     async def _play(self, peer: _Peer, request: ProgramRequest) -> None:
-        """Read a request to its end, and send the answer that the tape has for it to the program.
+        """Read a request to its end, and send the program the answer that the tape (a recording)
+        has for it.
 
         Raises Refusal if the tape has no answer.
         """

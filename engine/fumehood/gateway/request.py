@@ -124,7 +124,9 @@ class ProgramRequest:
 
     @property
     def head_bytes(self) -> int:
-        """The size of the URL and the headers in bytes. A program could send data in them too."""
+        """The size of the URL and the headers in bytes. These bytes count as sent, because a
+        program could use the URL and the headers to send data.
+        """
         return len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
 
     @property

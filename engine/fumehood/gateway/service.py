@@ -81,8 +81,8 @@ def network_kind(trust: str) -> StreamKind:
 
 
 class Gateway:
-    """Opens a door for each call whose program may use the network, and makes the connections from
-    the engine to hosts.
+    """Opens a door for each call whose program may use the network. A door decides which requests
+    of the program are sent. The gateway also makes the connections from the engine to hosts.
     """
 
     def __init__(
@@ -139,8 +139,8 @@ class Gateway:
         agent_id: str | None,
         session_id: str | None,
     ) -> AsyncIterator[tuple[Door, Stream[Connections]]]:
-        """Open a door for one call. Yield the door, and the stream that connects the call's program
-        to the gateway.
+        """Open a door for one call. The door decides which requests of the call's program are sent.
+        Yield the door, and the stream that connects the program to the gateway.
 
         Args:
             hosts: the hosts and package indexes that the call names.
@@ -148,10 +148,11 @@ class Gateway:
             redactor: learns the values of the secrets that requests contain, so that it can redact
                 them.
             cancel: cancels the approval request for which a task is waiting. Returns False if the
-                task waits for none.
+                task waits for no approval.
             spend: charges requests and bytes to the budgets of the call.
-            tape: if given, records the requests or answers them. If it answers them, nothing is
-                sent to hosts, and the package indexes in `hosts` need not be configured.
+            tape: if given, either records the requests and their answers, or answers the requests
+                from an earlier recording. If it answers them, nothing is sent to hosts, and the
+                package indexes in `hosts` need not be configured.
             held_back: if given, the list to which a trial's requests are added instead of being
                 sent.
             tool: the name of the called tool.

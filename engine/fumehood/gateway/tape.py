@@ -19,7 +19,7 @@ Headers = Sequence[tuple[bytes, bytes]]
 
 @dataclass(frozen=True, slots=True)
 class TapedAnswer:
-    """An answer that the program gets from a tape instead of from the host."""
+    """A recorded answer that a program gets from a tape instead of from the host."""
 
     status: int
     headers: Headers
@@ -41,7 +41,9 @@ class Following(Protocol):
 
 
 class Tape(ABC):
-    """Records the requests of one program, or answers them instead of the hosts."""
+    """Either records the requests of one program and their answers, or answers the requests from
+    such a recording, so that hosts get no requests.
+    """
 
     answers: bool = False
     """Whether the tape answers all requests, so that nothing is sent to hosts."""

@@ -60,7 +60,9 @@ def engine_of(request: Request) -> Engine:
 
 
 def answer(engine: Engine, data: BaseModel) -> Response:
-    """Return a response with `data` in a success envelope. For operations other than calls."""
+    """Return a response with a success envelope that contains `data`. Not used for calls, which
+    have their own envelopes.
+    """
     return envelope_response(engine.answer(data.model_dump(mode="json")))
 
 
@@ -86,7 +88,7 @@ def envelope_response(envelope: Envelope) -> Response:
 
 
 def once_delivered(request: Request, response: Response, tell: Callable[[], None]) -> Response:
-    """Arrange that `tell` is called once the response has been sent, and return the response.
+    """Arrange that `tell` is called once `response` has been sent. Return `response`.
 
     `tell` is not called for a HEAD request, or if the client has already disconnected.
     """

@@ -103,9 +103,11 @@ the callers' socket answers RESOURCE_NOT_FOUND."""
 
 
 class Faces:
-    """Passes each request to the ASGI application of the socket on which it arrived.
+    """The ASGI application of the server: passes each request to the application that serves the
+    socket on which the request arrived.
 
-    On the callers' addresses, a part can mount its own application at a path.
+    Parts can mount own applications at paths of the callers' sockets. Such an application then gets
+    the requests with this path.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -142,12 +144,14 @@ class Faces:
         return app(scope, receive, send)
 
     def takes_over(self, path: bytes) -> bool:
-        """Return True if a part takes over the connections of requests with this path."""
+        """Return whether requests with this path are not answered over HTTP, because a part uses
+        their connections for something else.
+        """
         return any(one.accepts(path) for one in self._handovers)
 
     def hand_over(self, request: Request, upgrade: bytes | None) -> Handover:
-        """Check a request whose connection a part takes over, and return the part's handover.
-        `upgrade` is the protocol in the request's `Upgrade` header, or None.
+        """Check a request whose connection a part takes over. Return the part's object that then
+        serves the connection. `upgrade` is the protocol in the request's `Upgrade` header, or None.
 
         Raises EngineError if the request is refused.
         """
@@ -164,9 +168,9 @@ class Faces:
 class Application:
     """Serves the operations of one socket for an engine that has been started.
 
-    The class uses Starlette's requests and responses, but not its application and routes.
-    Starlette's application and routes would take about as much time in every call as one of the
-    engine's gates.
+    The class uses Starlette's requests and responses, but not its application and routes. In every
+    call, these would take about as much time as one of the checks through which the engine passes a
+    call.
     """
 
     def __init__(self, engine: Engine, title: str, operations: Sequence[Operation]) -> None:
@@ -298,11 +302,11 @@ def _schemes(operations: Iterable[Operation]) -> JsonObject:
 
 
 def _schemas(operations: Iterable[Operation]) -> tuple[Schemas, JsonObject]:
-    """Return the schema reference of each model, and the definitions to which these references
-    point.
+    """Return two values: for each model a reference to its schema, and the definitions to which
+    these references point.
 
-    Requests and answers share one definition of a model: its schema for validation. The schema for
-    serialization would require fields that an answer may lack.
+    Requests and answers share one definition of a model: its schema for validation. Its schema for
+    serialization is not used, because it would require fields that an answer may lack.
     """
     wanted: dict[type[BaseModel], None] = {Envelope: None}
     for operation in operations:

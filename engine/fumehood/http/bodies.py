@@ -79,7 +79,9 @@ async def parse_in_thread(body: bytes) -> Any:
 
 
 def parse_json(body: bytes) -> Any:
-    """Parse a small body without a thread. Raises InvalidParams if it is not strict JSON."""
+    """Parse a body in the current thread, so use this only for small bodies. Raises InvalidParams
+    if the body is not strict JSON.
+    """
     try:
         return strict_json.loads(body)
     except strict_json.StrictJsonError as error:
@@ -102,8 +104,8 @@ async def read_raw(request: Request) -> bytes:
 
 
 def _arrived(request: Request) -> bytes | None:
-    """Return the body if it has arrived completely, which is the usual case. Otherwise, return
-    None.
+    """Return the whole body of a request, or None if a part of the body has not arrived yet.
+    Usually, the whole body has arrived.
 
     Raises:
         UnsupportedMediaType: the body is not declared as JSON.
@@ -255,7 +257,7 @@ class IncomingBody:
 
 
 def _hold(scope: Scope, size: int) -> None:
-    """Count `size` more bytes as held in memory for the request's user."""
+    """Add `size` bytes to the memory that unfinished requests of the request's user occupy."""
     scope["state"]["held_bytes"].add(scope["state"]["who"], size)
 
 
@@ -264,7 +266,9 @@ def _give_back(scope: Scope, size: int) -> None:
 
 
 def require_room(request: Request, size: int = HELD_BYTES) -> None:
-    """Raise RateLimited if `size` more bytes would exceed the share of the request's user."""
+    """Raise RateLimited if the unfinished requests of the request's user would occupy too much
+    memory with `size` more bytes.
+    """
     state = request.scope["state"]
     if state["held_bytes"].lacks(state["who"], size) is not None:
         raise RateLimited(
@@ -289,8 +293,9 @@ def attachment_headers(path: str, content_type: str, size: int | None) -> dict[s
 class FileBody(Response):
     """A response that sends a file in pieces.
 
-    If iterating `pieces` raises an exception of the type `broken`, or if the client is too slow,
-    the connection is closed and `on_break` receives the reason. `on_end` is called in every case.
+    The connection is closed early if iterating `pieces` raises an exception of the type `broken`,
+    or if the client is too slow. `on_break` is then called with the reason as text. `on_end` is
+    always called at the end.
     """
 
     def __init__(

@@ -107,8 +107,8 @@ def peer_principal_id(request: Request) -> str | None:
     """Return the id of the principal that belongs to the peer's uid. The request's credential is
     ignored.
 
-    Return None if the uid is unknown. In single-user mode, approvers and callers have the same uid,
-    so None is always returned.
+    Return None if the uid is unknown. Also return None in single-user mode, because approvers and
+    callers have the same uid there, so the uid does not distinguish them.
     """
     engine = engine_of(request)
     uid = _peer(request).uid
@@ -118,7 +118,9 @@ def peer_principal_id(request: Request) -> str | None:
 
 
 def log_refusal(request: Request, event: str, refusal: EngineError) -> None:
-    """Log the event of a refusal with the refusal's code and the peer's uid and pid."""
+    """Log that a request was refused. `event` is the name of the log event, which also contains the
+    error code of `refusal` and the peer's uid and pid.
+    """
     engine = engine_of(request)
     peer = _peer(request)
     engine.log.warning(event, code=refusal.code, uid=peer.uid, pid=peer.pid)
@@ -168,7 +170,7 @@ async def _require(request: Request, *scopes: Scope) -> Principal:
 
 
 async def _known(request: Request, engine: Engine) -> Principal:
-    """Return the credential's principal, regardless of its scopes.
+    """Return the principal to whom the request's credential belongs, whatever its scopes are.
 
     Raises:
         Unauthorized: the request has no credential, or an unknown one.

@@ -90,7 +90,10 @@ FILLS: Mapping[str, Fill] = {
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """Annotates a parameter whose value is the result of `make(request, caller)`."""
+    """Annotates a parameter of an operation's function. The parameter's value is what
+    `make(request, caller)` returns. `describes` maps path parameters that `make` uses to their
+    descriptions.
+    """
 
     make: Callable[[Request, Any], Any]
     describes: Mapping[str, str] = field(default_factory=dict)
@@ -98,7 +101,8 @@ class Given:
 
 @dataclass(frozen=True, slots=True)
 class ParsedBy:
-    """Annotates a body that `parse` parses. `model` only describes the body in the OpenAPI
+    """Annotates the parameter `body` of an operation's function. Its value is the result of
+    `parse`, which gets the body's JSON. `model` is used only to describe the body in the OpenAPI
     document.
     """
 
@@ -108,7 +112,8 @@ class ParsedBy:
 
 @dataclass(frozen=True, slots=True)
 class As:
-    """Annotates the function's return value, which becomes the only field of the object in `data`.
+    """Annotates the return value of an operation's function. The answer's `data` is then an object
+    with a single field, which contains this value.
 
     `field` is the name of that field. `model` and `words` are the object's name and description in
     the OpenAPI document. The default name is the function's name in camel case, followed by
@@ -268,7 +273,8 @@ def endpoint(
 
 
 class _Signature:
-    """A function's parameters in order, and the `Fill` that computes each parameter from a
+    """The result of inspecting an operation's function: its parameters, body, query and answer. For
+    each parameter, in order, it has a `Fill`, a function that computes the parameter's value from a
     request.
     """
 
@@ -325,9 +331,8 @@ class _Signature:
 
 @cache
 def _object_with(note: As, name: str, kind: Any) -> type[BaseModel]:
-    """Create the model of an object with one field of the type `kind`. `note` has the field's name
-    and the object's description, and `name` is the model's name. For equal arguments, the same
-    model is returned.
+    """Create a model with a single field, whose type is `kind`. `name` is the model's name. `note`
+    has the field's name and the model's description. For equal arguments, return the same model.
     """
     config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
     fields: dict[str, Any] = {note.field: (kind, ...)}

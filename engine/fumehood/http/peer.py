@@ -106,8 +106,8 @@ class CallerStream(anyio.abc.ByteStream):
 
 
 class Handover(Protocol):
-    """A checked request, ready to take over its connection. The connection then serves no other
-    request.
+    """A request that a part has checked and whose connection it takes over. The connection is then
+    no longer used for HTTP.
     """
 
     async def serve(self, caller: CallerStream, first: bytes) -> None:
@@ -122,7 +122,9 @@ class Handover(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Handovers:
-    """One part's rule for requests on the callers' socket whose connections the part takes over."""
+    """Says for which requests on the callers' sockets a part takes over the connection, to use it
+    for something other than HTTP.
+    """
 
     accepts: Callable[[bytes], bool]
     """Returns True if the part takes over the connection of a request with this path. The path is
@@ -156,14 +158,16 @@ RefusalBody = Callable[[EngineError], bytes]
 
 
 class Faces(Protocol):
-    """The part of the server's application that the protocol uses."""
+    """The two methods of the server's application that this module calls."""
 
     def takes_over(self, path: bytes) -> bool:
-        """Return True if a part takes over the connections of requests with this path."""
+        """Return whether requests with this path are not answered over HTTP, because a part uses
+        their connections for something else.
+        """
 
     def hand_over(self, request: Request, upgrade: bytes | None) -> Handover:
-        """Check a request whose connection a part takes over, and return the part's handover.
-        `upgrade` is the protocol in the request's `Upgrade` header, or None.
+        """Check a request whose connection a part takes over. Return the part's object that then
+        serves the connection. `upgrade` is the protocol in the request's `Upgrade` header, or None.
 
         Raises EngineError if the request is refused.
         """
@@ -176,7 +180,7 @@ def peer_of(connection: socket.socket) -> Peer:
 
 
 class Face(StrEnum):
-    """The socket on which a request arrived."""
+    """The kind of the socket on which a request arrived."""
 
     ENGINE = "engine"
     CONTROL = "control"
@@ -189,9 +193,10 @@ NOBODY = Peer(pid=0, uid=OVERFLOW_UID, gid=0)
 
 
 class Shares:
-    """Counts the connections and the bytes of unfinished requests that each user holds.
+    """Counts for each user the open connections, and the bytes of unfinished requests.
 
-    Connections are counted for each socket. A peer over TCP is counted by its network address.
+    Connections are counted for each socket separately. A peer over TCP is counted by its network
+    address instead of its user.
     """
 
     def __init__(self, most_connections: int) -> None:
@@ -226,8 +231,8 @@ class _Joining:
         return getattr(self._transport, name)
 
     def is_closing(self) -> bool:
-        """Return True if the transport is closing. Defined because `__getattr__` would be
-        slower.
+        """Return whether the transport is closing. `__getattr__` would find the transport's method
+        as well, but more slowly.
         """
         return self._transport.is_closing()
 
@@ -348,12 +353,14 @@ class PeerProtocol(H11Protocol):
         return body
 
     def _should_upgrade(self) -> bool:
-        """Return True if a part takes over the connection of the current request."""
+        """Return whether a part takes over the connection of the current request, to use it for
+        something other than HTTP.
+        """
         return self._face is not Face.CONTROL and type(self).takes_over(self.scope["raw_path"])
 
     def handle_websocket_upgrade(self, event: h11.Request) -> None:
-        """Hand the connection over to a part, or refuse the request. The connection serves no other
-        request.
+        """Hand the connection over to the part that takes it over, or refuse the current request.
+        In both cases, the connection serves no other request.
         """
         upgrade: bytes | None = self._get_upgrade()
         request = Request(dict(self.scope))
@@ -430,11 +437,11 @@ class PeerProtocol(H11Protocol):
 def make_protocol(
     faces: Faces, refusal_body: RefusalBody, control_path: str, shares: Shares
 ) -> type[PeerProtocol]:
-    """Create the protocol class for the server of the application `faces`.
+    """Create the protocol class for a server whose application is `faces`.
 
-    `control_path` is the path of the control socket, and `shares` counts what each user holds.
     `refusal_body` returns the encoded envelope for a request that is refused before the application
-    receives it.
+    receives it. `control_path` is the path of the control socket. `shares` counts the connections
+    and the memory of each user.
     """
     bound = {
         "refusal_body": staticmethod(refusal_body),

@@ -232,9 +232,9 @@ def _given_socket(descriptor: int, name: str) -> socket.socket:
 def private_socket(path: Path, group: str | None = None) -> Iterator[socket.socket]:
     """Listen on a Unix socket for the engine's user and, if `group` is given, for that group.
 
-    A stale socket at the path is replaced. The caller must hold the locks on the state directory
-    and the socket. A socket at the path on which no process listens must then be left over from an
-    engine that died.
+    If there is already a socket at the path, but no process listens on it, it is replaced. The
+    caller must hold the locks on the state directory and the socket, so that such a socket can only
+    be left over from an engine that died.
 
     Raises:
         StateError: the path is not a socket, or another process listens on it.
@@ -287,10 +287,9 @@ def _refuse_changeable(path: Path) -> None:
 
 @contextmanager
 def _own_directory(path: Path) -> Iterator[int]:
-    """Open a directory that the engine's user owns. A missing directory is created.
-
-    A symbolic link is refused, because it would let others choose the directory whose mode is
-    changed.
+    """Open the directory `path`, which must belong to the engine's user, and yield its descriptor.
+    A missing directory is created. A symbolic link is refused, because the caller changes the mode
+    of the directory, and the link's owner could choose another directory.
     """
     try:
         path.mkdir(mode=PRIVATE_DIRECTORY, parents=True, exist_ok=True)
@@ -379,8 +378,8 @@ async def serve(
     approver's credential.
 
     Raises:
-        StateError: another engine uses the state directory or has become active on the state, or
-            the directory is not private.
+        StateError: another engine uses the state directory, another engine has taken over the state
+            in the database, or the directory is not private.
         ConfigError: the socket's path is too long, or the TLS certificate or key cannot be used.
     """
     _allow_many_files()
@@ -445,10 +444,11 @@ async def serve(
 
 
 def _opened(config: Config, log: Logger) -> Database:
-    """Open the state that the configuration names. Raises the same exceptions as `open_database`.
+    """Open the database with the engine's state that the configuration names. Raises the same
+    exceptions as `open_database`.
 
-    Events of the state are logged. If another engine becomes active on the state, this process
-    sends itself SIGTERM.
+    Failed writes and similar events of the database are logged. If another engine takes over the
+    state, this process sends itself SIGTERM.
     """
 
     def on_event(event: str, values: JsonObject) -> None:
@@ -486,9 +486,11 @@ def context_of(tls: TlsSettings) -> ssl.SSLContext:
 async def _stand_by(
     config: Config, log: Logger, listeners: Listeners, manager: str
 ) -> Database | None:
-    """Refuse requests until this engine becomes active on the state. Then return the opened state.
+    """Wait until this engine can take over the state, because the engine that uses it is gone.
+    Until then, refuse all requests. Return the opened database with the state.
 
-    Return None if a signal ends the standby first. `manager` is the address of the service manager.
+    Return None if a signal stops this process first. `manager` is the address of the service
+    manager.
     """
     found: list[Database] = []
     app = _StandbyApp(Engine(config=config, log=log))
@@ -530,7 +532,8 @@ async def _exit_on_signal(
 
 
 class _StandbyApp:
-    """Answers requests to a standby: refuses all of them, except for health and readiness.
+    """Answers requests to a standby, an engine that waits to take over the state from another
+    engine. All requests are refused, except for health and readiness.
 
     `engine` is never started. It only makes the envelopes of the refusals.
     """
@@ -552,8 +555,8 @@ class _StandbyApp:
         return response(scope, receive, send)
 
     def takes_over(self, path: bytes) -> bool:
-        """Return False: no part takes over connections, so these requests are refused like all
-        others.
+        """Return False, so that no connection is handed over to a part. Such requests are refused
+        like all others.
         """
         return False
 
@@ -658,7 +661,7 @@ class _Server(uvicorn.Server):
 
 
 async def _watch_state(database: Database) -> None:
-    """Check every second whether another engine has become active.
+    """Check every second whether another engine has taken over the state. If so, return.
 
     Without this check, an engine that has been replaced would continue to serve. It would not
     notice changes by the other engine, such as revoked tokens.
@@ -676,10 +679,11 @@ async def _stop_on_signal(
     manager: str,
     on_draining: Callable[[int], None],
 ) -> None:
-    """On the first signal, drain the engine and then stop the server. On the second, stop at once.
+    """At the first signal, refuse new calls, wait for running calls, and then stop the server. At
+    the second signal, stop the server at once.
 
     `manager` is the address of the service manager. `on_draining` receives the number of running
-    calls. While the engine drains, the server still listens, and refuses new calls with retryable
+    calls. While the engine waits, the server still listens, and refuses new calls with retryable
     errors.
     """
     async with anyio.create_task_group() as group:

@@ -71,10 +71,10 @@ class Agents:
         return self._bindings.get(agent_id, {}).get(tool_name)
 
     def tools(self, agent_id: str, index: ToolIndex) -> tuple[list[ToolDefinition], list[LeftOut]]:
-        """Return two lists: the agent's available tools, and the agent's tools that are unavailable
-        now.
+        """Return two lists: the tools that the agent can use now, and its tools that are
+        unavailable now.
 
-        The available tools are in the order of the bindings, with their definitions as the agent
+        The first list is in the order of the bindings, and has the tools' definitions as the agent
         sees them. `index` contains all registered tools.
         """
         seen: list[ToolDefinition] = []
@@ -221,9 +221,11 @@ def seen_by_agent(tool: ToolDefinition, binding: Binding) -> ToolDefinition:
 
 
 def _parameters_seen(schema: JsonObject, binding: Binding) -> JsonObject:
-    """Return a schema of parameters as the agent sees it.
+    """Return a schema of parameters as the agent sees it: without the arguments that `binding`
+    fixes, and with its defaults.
 
-    `schema` is the schema of all parameters of a tool, or one of the alternatives in that schema.
+    `schema` is the schema of all parameters of a tool, or a schema inside it, such as one in
+    `anyOf`.
     """
     seen = dict(schema)
     if "properties" in schema:
@@ -307,8 +309,8 @@ def _put_binding(connection: Connection, agent_id: str, binding: Binding) -> Non
 
 
 def _unbind(connection: Connection, agent_id: str, tool: str) -> None:
-    """Remove an agent's binding of a tool. `tool` is `name` or `name@version`. The binding is
-    removed even if its version is another one.
+    """Remove an agent's binding of a tool, whatever version it is for. `tool` is `name` or
+    `name@version`, of which only the name counts.
     """
     name = tool.partition("@")[0]
     bound = connection.execute(

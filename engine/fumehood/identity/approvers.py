@@ -116,8 +116,8 @@ class Approvers:
 
     @property
     def cure(self) -> str:
-        """A clause for error messages. It tells the operator how to add an approver in the current
-        situation.
+        """How the operator can add an approver in the current situation, as a part of a sentence
+        for error messages.
         """
         return cure_of_none(any_there=bool(self.current()))
 
@@ -231,8 +231,8 @@ class Approvers:
         self._approvers = await self._database.write(all_approvers)
 
     def _removable(self, name: str) -> Approver:
-        """Return the approver with this name. The approver may be removed only if another approver
-        has `admin`.
+        """Return the approver with this name. Check that without this approver, another approver
+        with `admin` is left.
 
         Raises the same errors as `remove`.
         """
@@ -247,10 +247,11 @@ class Approvers:
 
 
 def cure_of_none(*, any_there: bool) -> str:
-    """Return a clause that tells the operator how to add an approver with `approve`.
+    """Return how the operator can add an approver with `approve`, as a part of a sentence for error
+    messages.
 
-    `any_there` must be True if at least one approver exists, because then one of them has `admin`
-    and can add others.
+    `any_there` says whether any approver exists. If so, at least one of them has `admin` and can
+    add others.
     """
     return ADD if any_there else INIT
 
@@ -331,7 +332,7 @@ def _new_row(name: str, scopes: frozenset[Scope], by: str, now: datetime) -> tup
 
 
 def all_approvers(connection: Connection) -> dict[str, Approver]:
-    """Return all approvers, including removed ones, as a dict from id to approver."""
+    """Return all approvers by id, including removed ones."""
     rows = connection.execute(select(APPROVERS)).mappings()
     return {row["id"]: _approver(row) for row in rows}
 

@@ -31,7 +31,9 @@ RECENT_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Presented:
-    """The elements of a credential that a caller presented. They are not verified."""
+    """The kind, id and secret in a credential that a caller has sent. Nothing of it is verified
+    yet.
+    """
 
     kind: str
     id: str
@@ -39,16 +41,17 @@ class Presented:
 
 
 def make_credential(kind: str) -> tuple[str, str, str]:
-    """Create a random credential. Return its id, its secret, and the whole credential as text.
+    """Create a random credential. Return its id, its secret, and the whole credential as text,
+    which is shown to the user once.
 
-    `kind` is the credential's prefix. The text is shown to the user once.
+    `kind` is the credential's prefix.
     """
     identifier, secret = secrets.token_hex(8), secrets.token_urlsafe(SECRET_BYTES)
     return identifier, secret, f"{kind}_{identifier}_{secret}"
 
 
 def parse_credential(text: str) -> Presented | None:
-    """Split a credential into its elements. Return None if its format is wrong."""
+    """Split a credential into its kind, id and secret. Return None if its format is wrong."""
     match = _FORM.fullmatch(text)
     return Presented(*match.groups()) if match else None
 

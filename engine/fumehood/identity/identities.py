@@ -21,7 +21,7 @@ from fumehood.storage.errors import understood
 
 @dataclass(frozen=True, slots=True)
 class Identities:
-    """The identities in one database."""
+    """All agents, tokens and approvers that are stored in one database."""
 
     agents: Agents
     tokens: Tokens
@@ -30,10 +30,11 @@ class Identities:
     def present(
         self, principal_id: str, token_id: str | None, now: datetime, *, is_program: bool
     ) -> Principal | None:
-        """Return a principal with the authority that it has at the time `now`.
+        """Return the principal `principal_id` with the authority that it has at the time `now`.
+        Return None if its token is no longer valid.
 
         `token_id` is the id of the principal's token, or None if it has no token. `is_program` is
-        True for a program that embeds the engine. Return None if the token is no longer valid.
+        True for a program that embeds the engine.
         """
         agents = self.agents.spoken_for_by(principal_id)
         return self.tokens.present_authority(
@@ -41,10 +42,8 @@ class Identities:
         )
 
     def presets_of(self, principal: Principal, agent_id: str | None) -> Sequence[str]:
-        """Return the names of the presets that an agent's sessions may have.
-
-        Return an empty sequence if `agent_id` is None or the agent is not restricted to certain
-        presets.
+        """Return the names of the presets that sessions of the agent `agent_id` may have. An empty
+        sequence means no restriction. It is also returned if `agent_id` is None.
 
         Raises:
             PermissionDenied: the principal may not call tools.

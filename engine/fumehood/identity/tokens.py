@@ -121,11 +121,14 @@ class Tokens:
         *,
         is_program: bool,
     ) -> Principal | None:
-        """Return a principal with the authority that it has at the time `now`.
+        """Return the principal with the scopes and agents that it has at the time `now`.
 
-        `token_id` is the id of the principal's token. Return None if that token is no longer valid.
-        If `token_id` is None, the principal has no token, and may act for the given `agents`.
-        `is_program` is True if the principal is a program that embeds the engine.
+        `token_id` is the id of the principal's token. The token determines the result, and the
+        other arguments are ignored. Return None if the token is no longer valid.
+
+        If `token_id` is None, the principal has no token. It then has the scope `call` and may act
+        for the given `agents`. `is_program` is True if the principal is a program that embeds the
+        engine.
         """
         if token_id is not None:
             return self.principal_of_id(token_id, now)
@@ -151,8 +154,8 @@ class Tokens:
         principal that creates the token.
 
         Raises:
-            InvalidParams: there is no scope, `call` is combined with `approve` or `admin`, the
-                principal id is an approver's, or `expires_at` is not in the future.
+            InvalidParams: `scopes` is empty or combines `call` with `approve` or `admin`,
+                `principal_id` is reserved for approvers, or `expires_at` is not in the future.
         """
         granted = frozenset(scopes)
         _refuse_unsound(granted, principal_id, expires_at, now)

@@ -13,8 +13,8 @@ from fumehood.sandbox.images.recipe import ABOUT, GUEST_HOME, guest_files
 
 
 def guest_archive(about: bytes = b"{}") -> bytes:
-    """Return a tar archive that contains the guest, and `about` as the description of the image.
-    Unpack the archive at the root of a file system.
+    """Return a tar archive that contains the guest and the file that describes the image. `about`
+    is the content of this file, as JSON. The archive must be unpacked at the root of a file system.
 
     All members are owned by root, and only root can write to them.
     """

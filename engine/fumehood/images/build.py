@@ -166,8 +166,10 @@ in the import path.
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """An image after `build_image`. `made_base` and `made_guest` say whether this call built the
-    image's base and its guest layer. They are False for a layer that already existed.
+    """The result of `build_image`: the image, and which of its layers this call has built.
+
+    `made_base` is True if this call built the image on which the guest layer is based. `made_guest`
+    is True if it built the guest layer. They are False for a layer that already existed.
     """
 
     image: Image
@@ -185,14 +187,15 @@ def build_image(
     cache: Path | None = None,
     own: Path | None = None,
 ) -> Built:
-    """Build those layers of an image that are missing or out of date.
+    """Build those layers of an image that are missing or out of date. `on_step` receives a short
+    description of each step when the step begins.
 
     If `force` is True, rebuild all layers, except a root file system that was made after `since`
     (Unix time). This exception exists because one command can build several images that share a
     root file system.
 
-    `cache` is the directory of downloaded wheels. `own` is the folder with the operator's own
-    recipes.
+    `cache` is the directory of downloaded wheels, or None for the default. `own` is the folder with
+    the recipes that the operator wrote.
 
     Raises:
         ImageBuildError: a step failed. The message names the remedy. Existing images are unchanged.
@@ -228,9 +231,9 @@ def wheel_cache() -> Path:
 
 def _ready(client: docker.APIClient, recipe: Recipe, own: Path | None) -> Image | None:
     """Return the image that was built from this recipe and the current guest, or None if there is
-    none.
+    none. `own` is the folder with the recipes that the operator wrote.
 
-    Only digests are compared, so none of the recipe's files are read.
+    The digests of the recipe and the guest are compared with those in the labels of the images.
     """
     wanted = (recipe.digest, guest_digest())
     found = list_images(client, recipe.name, own=own)
@@ -255,7 +258,8 @@ def find_base(client: docker.APIClient, recipe: Recipe) -> str | None:
 def make_base(
     client: docker.APIClient, recipe: Recipe, on_step: OnStep, newer_than: float, cache: Path
 ) -> str:
-    """Build the image on which the guest layer is built, and return its id.
+    """Build the image on which the guest layer is built, and return its id. `on_step` receives a
+    short description of each step when the step begins.
 
     An existing root file system is used if its packages were installed after `newer_than` (Unix
     time). `cache` is the directory of downloaded wheels.
@@ -329,8 +333,8 @@ def _count_packages(root: Path) -> int:
 def _add_packages(
     client: docker.APIClient, recipe: Recipe, root: str, wheels: list[Path], on_step: OnStep
 ) -> str:
-    """Add the Python packages in `wheels` to the root file system with the id `root`. The Python in
-    the root file system compiles them. Return the id of the new image.
+    """Create an image that adds the Python packages in `wheels` to the root file system with the id
+    `root`, and return the new image's id. The Python of the root file system compiles the packages.
     """
     on_step(f"unpacking and compiling packages of the Python index: {len(wheels)}")
     command = ["/usr/bin/python3", "-I", "-c", _FINISH_SITE, *recipe.settings.preload]
@@ -358,8 +362,8 @@ def _put_wheels(
     files: Mapping[str, str],
     deadline_s: float,
 ) -> None:
-    """Unpack wheels into a folder of a build container. Also add `files`, which maps paths in the
-    container to contents. `deadline_s` limits the seconds for the unpacking.
+    """Unpack wheels into the folder `folder` of a build container, in at most `deadline_s` seconds.
+    Also write `files`, which maps paths in the container to contents.
     """
     with tempfile.TemporaryDirectory(prefix="fumehood-image-") as directory:
         _require_room(Path(directory))
@@ -385,8 +389,8 @@ def _commit(
 def add_layer(
     client: docker.APIClient, base: Image, recipe: Recipe, lock: Lock, cache: Path
 ) -> str:
-    """Build an image that adds the packages of `lock` to the image `base`, for callers who ask for
-    them. Return the id of the new image.
+    """Build an image that adds the packages of `lock` to the image `base`, and return the new
+    image's id. These are packages that callers have requested.
 
     `recipe` is the recipe of `base`, and `cache` the directory of downloaded wheels.
 
@@ -495,10 +499,11 @@ processes.
 def builder(
     client: docker.APIClient, image: str, command: Sequence[str], *, run_s: float
 ) -> Iterator[str]:
-    """Create a build container from `image`, and yield the container's id. It will run `command`,
-    which takes at most `run_s` seconds.
+    """Create a build container from `image`, and yield the container's id. The container is not
+    started. When it is started later, it runs `command`.
 
-    The container is created but not started. It is removed when the `with` block ends.
+    `run_s` is the maximum duration of `command` in seconds. The container's name contains a
+    deadline that is computed from `run_s`. The container is removed when the `with` block ends.
     """
     host = client.create_host_config(
         network_mode="none",
@@ -520,11 +525,12 @@ def builder(
 
 
 def run(client: docker.APIClient, container: str, *, run_s: float, failed: str) -> None:
-    """Start a build container, and wait at most `run_s` seconds until its command has succeeded.
+    """Start a build container, and wait until its command has succeeded, for at most `run_s`
+    seconds.
 
     Raises:
-        ImageBuildError: the command failed. The message begins with `failed`. The cause or the last
-            lines of output follow.
+        ImageBuildError: the command failed. The message consists of `failed` and the cause. If the
+            cause is unknown, it contains the last lines of the command's output instead.
     """
     client.start(container)
     status = client.wait(container, timeout=run_s)["StatusCode"]
@@ -561,7 +567,7 @@ class ImageRequest:
 def is_own_name(name: str) -> bool:
     """Whether an operator may give this name to an image.
 
-    The names of built-in images are reserved. So are the names that this package uses for layers in
+    Not allowed are the names of built-in images, and the names that this package uses for layers in
     Docker.
     """
     taken = name in image_names() or name in (COMMON, "root", "base", "building", "packages")
@@ -598,10 +604,11 @@ def check_request(request: ImageRequest, home: Path, *, replace: bool = False) -
 
 @contextmanager
 def make_aside(request: ImageRequest, home: Path, cache: Path, on_step: OnStep) -> Iterator[Path]:
-    """Create the recipe of a requested image in a temporary folder, and yield this folder. When the
-    `with` block ends, remove the folder unless it was published.
+    """Create the recipe of a requested image in a temporary folder, and yield the folder's path.
+    When the `with` block ends, remove the folder, unless `publish` has renamed it.
 
     `home` is the folder of the operator's images, and `cache` the directory of downloaded wheels.
+    `on_step` receives a short description of each step when the step begins.
 
     Raises:
         ImageBuildError: the Python index did not provide the packages.

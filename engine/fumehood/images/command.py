@@ -188,10 +188,11 @@ def _own_images() -> Path:
 
 
 def _make(request: ImageRequest, base: str, *, replace: bool) -> Image:
-    """Build an operator's own image, and return it. The recipe folder is created in a temporary
-    place, and published after the build.
+    """Build the image that an operator has requested, and return it. `base` is the base image of
+    the build. With `replace`, an existing image with the same name is replaced.
 
-    If a step fails, print the reason and end the command.
+    The recipe is created in a temporary folder, which gets its final name after the build. If a
+    step fails, print the reason and end the command.
     """
     own = _own_images()
     try:

@@ -11,10 +11,12 @@ from fumehood.sandbox.container.additions import NewImageMaker
 
 
 class Images(EnginePart):
-    """Gives container walls what adds packages to their images."""
+    """The part that lets an engine add Python packages to the images of container walls."""
 
     def image_maker(self) -> NewImageMaker:
-        """Return the function that creates the maker of package layers for a container wall."""
+        """Return a function that creates a container wall's `ImageMaker`, which adds layers of
+        packages to images.
+        """
         settings = self.kernel.config.of("packages", PackageSettings)
         assert settings is not None
         return partial(new_layers, settings)

@@ -72,8 +72,10 @@ def resolve(
     """Find versions of the required packages, and of all their dependencies, that fit together.
     Store the wheels in `cache`, and return the lock.
 
-    The image already contains the packages of `below`. They keep their versions, and are not in the
-    returned lock. `release` is the Debian release of the image.
+    `requirements` is the text of a requirements file. `release` is the Debian release of the image.
+    `below` contains the packages that the image already has: they keep their versions, and are not
+    in the returned lock. `on_step` receives a description of the step. `deadline_s` limits pip's
+    run.
 
     Raises:
         ImageBuildError: pip failed. The message names the remedy.
@@ -86,7 +88,10 @@ def resolve(
 
 def fetch(lock: Lock, release: str, cache: Path, on_step: OnStep) -> list[Path]:
     """Return the paths of wheels in `cache`, one for each locked package. Those that are missing
-    are downloaded first. `release` is the Debian release of the image.
+    are downloaded first.
+
+    `release` is the Debian release of the image. `on_step` receives a description of the download
+    when the download begins.
 
     Raises:
         ImageBuildError: pip or the cache failed. The message names the remedy.
@@ -110,10 +115,11 @@ def _download(
     *options: str,
     deadline_s: float | None = None,
 ) -> list[Path]:
-    """Download wheels into the cache with pip, and return their paths.
+    """Download wheels into the cache with pip, and return their paths. `release` is the Debian
+    release of the image.
 
-    `texts` contains those options of pip that take a file: the option's name without `--` → the
-    content of the file. `options` are further options of `pip download`.
+    `texts` contains those options of `pip download` that take a file. It maps the option's name
+    without `--` to the content of the file. `options` are further options.
     """
     cache.mkdir(parents=True, exist_ok=True, mode=0o700)
     with tempfile.TemporaryDirectory(prefix=".fetching-", dir=cache) as directory:

@@ -58,20 +58,22 @@ other requests before that.
 def new_layers(
     settings: PackageSettings, docker: Docker, own: Path, state: Path | None, on_event: OnEvent
 ) -> PackageLayers:
-    """Create the maker of package layers for one container wall. Without `settings`, the signature
-    is that of a `NewImageMaker`.
+    """Create the object that makes layers of packages for one container wall.
 
-    `own` is the folder with the operator's own recipes, and `state` the engine's state directory.
+    `own` is the folder with the recipes that the operator wrote, and `state` the engine's state
+    directory, in which wheels are cached. If `settings` is bound with `partial`, the function is a
+    `NewImageMaker`.
     """
     cache = state / "wheels" if state is not None else None
     return PackageLayers(settings, docker, own, cache, on_event)
 
 
 class PackageLayers(ImageMaker):
-    """Resolves requests for packages, and makes layers of packages, one at a time.
+    """Finds versions for the packages that callers request, and makes image layers that contain
+    these packages. Only one request is processed at a time.
 
-    `own` is the folder with the operator's own recipes. `cache` is the directory of downloaded
-    wheels, or None for the default directory of the engine's user.
+    `own` is the folder with the recipes that the operator wrote. `cache` is the directory of
+    downloaded wheels, or None for the default directory of the engine's user.
     """
 
     def __init__(
@@ -96,11 +98,14 @@ class PackageLayers(ImageMaker):
         """
 
     async def lock(self, image: Image, wanted: Sequence[str], principal_id: str) -> str:
-        """Return the lock of the packages `wanted` and all their dependencies. Its versions are the
-        newest that fit together, as found at most `LOCK_S` seconds ago.
+        """Return the text of a lock, which pins the packages `wanted` and all their dependencies to
+        versions that fit together.
+
+        A lock is reused for `LOCK_S` seconds. After that, the newest versions are looked up.
+        `principal_id` is the id of the caller, whose requests in progress are limited.
 
         Raises:
-            InvalidParams: a package is not allowed or not available.
+            InvalidParams: a package is not allowed or not available, or the image has no Python.
             SandboxUnavailable: the index or pip failed, or too many requests wait.
         """
         asked = self._checked(wanted)
@@ -189,8 +194,8 @@ class PackageLayers(ImageMaker):
             self._waiting.give_back(principal_id)
 
     async def _in_thread(self, work: Callable[[], Answer]) -> Answer:
-        """Run `work`, which blocks, in a thread, and return its result. An error is converted to
-        one that callers may see.
+        """Run the blocking function `work` in a thread, and return its result. If it raises an
+        error, raise an error that reveals nothing confidential to callers instead.
         """
         from fumehood.images.index import PackagesRefused
         from fumehood.images.rootfs import CAUSE_UNKNOWN, ImageBuildError
@@ -212,8 +217,8 @@ class PackageLayers(ImageMaker):
             raise self._failed(error) from None
 
     def _failed(self, error: Exception) -> SandboxUnavailable:
-        """Log an error whose text may contain paths of this host. Return an error for callers
-        without this text.
+        """Log an error, and return a different error for callers. The log contains the text of
+        `error`; the returned error does not, because the text may contain paths of this host.
         """
         self._on_event("packages.failed", {"why": str(error)})
         return try_later("The packages could not be installed. The engine's log says why.")

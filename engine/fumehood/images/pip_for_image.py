@@ -31,7 +31,7 @@ an image (see `unpacking`), because some wheels that operators want are over 1 G
 
 def main(markers: str, arguments: list[str]) -> int:
     """Run pip with the environment markers in `markers`, a JSON object, and return pip's exit
-    status. If the markers have no effect, return 3 without running pip.
+    status. If the installed pip ignores these markers, return 3 without running pip.
     """
     resource.setrlimit(resource.RLIMIT_FSIZE, (MAX_FILE_BYTES, MAX_FILE_BYTES))
     resource.setrlimit(resource.RLIMIT_AS, (MAX_FILE_BYTES, MAX_FILE_BYTES))

@@ -48,8 +48,8 @@ KEPT_S = 7 * 24 * 3600
 def replaced_by(client: docker.APIClient, recipe: Recipe) -> set[str]:
     """Return the ids of the images that a new build of this recipe makes unnecessary.
 
-    These are the images with the recipe's name, their bases, and root file systems, if they were
-    built from the same sources or are over a week old.
+    The candidates are all images with the recipe's name, their base images, and all root file
+    systems. A candidate is returned if it was built from the same sources or is over a week old.
     """
     guest, now = guest_digest(), time.time()
     tops = {
@@ -100,11 +100,12 @@ def useless(client: docker.APIClient, own: Path) -> set[str]:
 def old_layers(client: docker.APIClient, most_bytes: int, own: Path | None = None) -> set[str]:
     """Return the ids of the package layers that can be removed. These are:
 
-    * layers that are over a week old and whose image is no longer current
+    * layers that are over a week old and whose image this engine no longer uses
     * layers without a tag
     * the oldest layers, as many as are needed to bring the total size down to `most_bytes`
 
-    A layer that was made in the last minutes is never included.
+    A layer that was made in the last `FRESH_S` seconds is never included. `own` is the folder with
+    the recipes that the operator wrote.
     """
     current = {image.id: image.size_bytes for image in list_images(client, own=own) if image.is_own}
     rows = client.images(filters={"label": LAYER_BASE})

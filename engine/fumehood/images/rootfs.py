@@ -204,8 +204,8 @@ def _context(recipe: Recipe) -> bytes:
 
 
 def _flatten(client: docker.APIClient, tag: str, target: Path, on_step: OnStep) -> None:
-    """Write the file system of the image `tag` to the tar file `target`, as a single layer. So it
-    contains no files that an upper layer has removed.
+    """Write the file system of the image `tag` to the tar file `target`, as a single layer. The tar
+    file therefore contains no files that an upper layer of the image has removed.
     """
     on_step("flattening it into one layer")
     container = client.create_container(tag, command=["true"])["Id"]

@@ -8,8 +8,8 @@ from fumehood.core.part import Setting
 
 
 class PackageSettings(BaseModel):
-    """The operator's settings for the Python packages that callers may ask for, for sessions and
-    calls.
+    """The operator's settings for additional Python packages, which callers can request for a
+    session or a call.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")

@@ -213,8 +213,8 @@ class FumehoodSandbox(SandboxEnvironment):
         env: dict[str, str] | None = None,
         timeout_s: float | None = None,
     ) -> Finished:
-        """Run a program and return its result. Errors are raised as the exceptions that Inspect
-        expects.
+        """Run a program and return its result. `given` is the program's standard input. Errors are
+        raised as the exceptions that Inspect expects.
         """
         stdin = given.encode() if isinstance(given, str) else given
         path = ""
@@ -231,8 +231,8 @@ class FumehoodSandbox(SandboxEnvironment):
         return ran
 
     async def _put_input(self, given: bytes) -> str:
-        """Write data for a program's standard input to a file, and return the file's path. `_EXEC`
-        deletes the file after opening it.
+        """Write data for a program's standard input to a file, and return the file's path. The
+        shell script `_EXEC` opens the file for the program, and deletes it.
         """
         name = f".input-{uuid.uuid4().hex}"
         await self.session.put(name, given)
@@ -372,10 +372,8 @@ _inspects_own = SandboxEnvironmentProxy.exec_remote
 async def _exec_remote(
     self: Any, cmd: list[str], options: Any = None, *, stream: bool = True
 ) -> Any:
-    """Forward `exec_remote` to a sandbox of this provider, as Inspect's proxy does for other
-    methods.
-
-    For other sandboxes, call Inspect's own method.
+    """Replace the method `exec_remote` of Inspect's sandbox proxy. If the proxy's sandbox is a
+    `FumehoodSandbox`, call the sandbox's method. Otherwise, call the original method of the proxy.
     """
     if isinstance(self._sandbox, FumehoodSandbox):
         return await self._sandbox.exec_remote(cmd, options, stream=stream)
@@ -416,8 +414,11 @@ def _as_inspect_expects() -> Iterator[None]:
 def fumehood_approver(
     agent_id: str | None = None, wait_for_approval: bool | float | None = None
 ) -> Approver:
-    """Return an approver that lets the engine decide on each call. If there is no decision, the
-    call is rejected.
+    """Return an approver for Inspect that asks the engine to decide on each call. If the engine
+    makes no decision, the call is rejected.
+
+    `agent_id` is the agent for which the calls are made. `wait_for_approval` is passed to
+    `AsyncClient.decide`.
     """
     options = {"agent_id": agent_id, "wait_for_approval": wait_for_approval}
 

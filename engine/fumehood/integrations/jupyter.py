@@ -86,7 +86,7 @@ class FumehoodKernel(Kernel):
         self.session.send(stream, "interrupt_reply", {"status": "ok"}, parent, ident=ident)
 
     async def do_shutdown(self, restart: bool) -> JsonObject:
-        """End the session. This is done in the event loop in which the session was created."""
+        """End the session. `close` runs in the event loop in which the session was created."""
         if self._loop is not None:
             self._cancel()
             closing = asyncio.run_coroutine_threadsafe(self._sandbox.close(), self._loop)
@@ -121,10 +121,10 @@ class FumehoodKernel(Kernel):
         raise EOFError("The events ended without an answer.")
 
     def _show(self, stream: str, text: str) -> None:
-        """Show output as it arrives, except for tracebacks.
+        """Show output, but hold back a traceback on `stderr`.
 
-        A traceback is held back, because it may be the last one, which is shown as the cell's error
-        instead.
+        If the traceback turns out to be the cell's error, it is not shown as output, because
+        Jupyter shows the error separately. Otherwise, it is shown later.
         """
         if stream != "stderr":
             self._write("stderr", self._held)
@@ -172,7 +172,9 @@ def _error(name: str, message: str, traceback: str = "") -> JsonObject:
 
 
 def install(arguments: list[str]) -> str:
-    """Register the kernel with Jupyter. Return the directory of the kernel's specification."""
+    """Register the kernel with Jupyter. Return the directory of the kernel's specification.
+    `arguments` are the command-line arguments after `install`.
+    """
     parser = argparse.ArgumentParser(prog="python -m fumehood.integrations.jupyter install")
     parser.add_argument("--prefix", help="the environment to install into")
     parser.add_argument("--user", action="store_true", help="for this user only")

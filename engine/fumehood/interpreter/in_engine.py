@@ -17,11 +17,14 @@ class Interpreter(EnginePart):
     """Provides the wall `interpreter` to the engine."""
 
     def walls(self, own: OwnWalls) -> Mapping[str, Wall]:
-        """Return the wall for expressions and restricted programs, by its name."""
+        """Return a mapping from the name `interpreter` to the wall for expressions and restricted
+        programs. `own` is not used, because this wall needs neither the engine's settings for walls
+        nor its container wall.
+        """
         limits = configured_limits(self.kernel.config)
         return {"interpreter": InterpreterWall(limits, on_event=logged(self.kernel.log))}
 
 
 def configured_limits(config: Config) -> WallLimits:
-    """Return the default and maximum limits of calls that are configured for the interpreter."""
+    """Return the interpreter's configured limits for calls: the defaults and the maximums."""
     return (config.of("interpreter", InterpreterSettings) or InterpreterSettings()).limits

@@ -43,7 +43,10 @@ child's process id."""
 
 @dataclass(eq=False, slots=True)
 class _PendingCheckout:
-    """A request for a child. `died` is True if the child died before it was handed over."""
+    """A request to the guest to hand over one of its child processes. `handed` receives the child,
+    or None if the child or the guest was lost. `died` is True if the child died before it was
+    handed over.
+    """
 
     handed: asyncio.Future[Checkout | None]
     died: bool = False
@@ -90,7 +93,8 @@ class StickyGuest(GuestProcess):
         return await self.run(program, arguments, limits, sinks)
 
     async def check_out(self, memory_bytes: int, cpu_s: float) -> Checkout | None:
-        """Get a sealed child with these limits from the guest. Return None if the child or the
+        """Get a child process with these limits from the guest. The guest has sealed the child,
+        which means that it has restricted the child's system calls. Return None if the child or the
         guest is lost.
         """
         if self.dead.is_set():

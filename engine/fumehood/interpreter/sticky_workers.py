@@ -63,7 +63,9 @@ takes a tenth of the time that evaluating an expression takes.
 
 @dataclass(frozen=True, slots=True)
 class Checkout:
-    """A child that the guest has handed over, with its two pipes."""
+    """A child process of the guest that the guest has handed over to the host, with the file
+    descriptors of the two pipes for requests and replies.
+    """
 
     id: int
     pid: int
@@ -87,11 +89,12 @@ DEFAULT_RULES = StickyWorkerSettings()
 
 
 class StickyWorkers:
-    """The workers of one guest, the least recently used first.
+    """The workers of one guest. When there are too many, the least recently used idle workers are
+    ended.
 
-    `check_out` takes limits (memory in bytes, CPU seconds) and returns a sealed child with these
-    limits, or None if the guest is lost. `end_checkout` kills the child of a checkout id; the guest
-    reports the child's end when the Linux kernel has confirmed it.
+    `check_out` takes limits (memory in bytes, CPU seconds) and returns a child process with these
+    limits, or None if the child or the guest is lost. `end_checkout` kills the child of a checkout
+    id. The guest reports the child's end when the Linux kernel has confirmed it.
     """
 
     def __init__(
@@ -217,7 +220,7 @@ class StickyWorkers:
 
 
 class StickyWorker:
-    """One checked-out child, and the run in it."""
+    """One child process that the guest has handed over. It performs at most one run at a time."""
 
     def __init__(
         self, checkout: Checkout, key: str, limits: Limits, end_checkout: Callable[[int], None]
@@ -250,10 +253,11 @@ class StickyWorker:
         return self._cpu_ns() - self._idle_cpu_ns <= IDLE_CPU_NS
 
     async def run(self, request: bytes, limits: Limits, *, spin_s: float) -> RunEnding | None:
-        """Run a request. Return None if the child died before it could read any of the request.
+        """Send a request to the child, and return how the run ended. Return None if the child died
+        before it could read any of the request.
 
-        Poll for the answer for `spin_s` seconds, then wait. If the child does not answer itself, it
-        is dead when this method returns.
+        Poll for the reply for `spin_s` seconds, then wait. If the run ends without a reply of the
+        child, the child is dead when this method returns.
         """
         loop = self._loop
         answer: asyncio.Future[RunEnding] = loop.create_future()
@@ -392,10 +396,10 @@ class StickyWorker:
             return 0
 
     async def _look_for(self, answer: asyncio.Future[RunEnding], seconds: float) -> None:
-        """Poll for the answer for at most `seconds`, instead of letting the event loop sleep.
+        """Poll for the answer for at most `seconds`, without letting the event loop sleep.
 
-        Between short turns of polling, the event loop runs other ready tasks, so that other calls
-        make progress meanwhile.
+        Between short periods of polling, the event loop runs other tasks that are ready, so that
+        other calls can continue.
         """
         now = time.monotonic()
         give_up = now + seconds

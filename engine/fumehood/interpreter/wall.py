@@ -65,8 +65,9 @@ class InterpreterWall(ProcessWall):
         memory_mb: int | None = None,
         image: str | None = None,
     ) -> StickyLease:
-        """Return a lease on a slot. If the domain's sticky worker becomes free soon, the lease
-        includes the worker. With `fresh`, the lease never includes a sticky worker.
+        """Return a lease on a slot. The lease includes the sticky worker of the trust domain if the
+        worker becomes free within `STICKY_PATIENCE_S`. With `fresh`, the lease never includes a
+        sticky worker. `memory_mb` and `image` are not used.
         """
         return StickyLease(self, domain.principal_id, None if fresh else domain.key)
 

@@ -186,10 +186,12 @@ def config(
 
 
 def _session_with(session: str | None, described: Mapping[str, object]) -> str | None:
-    """Return the value of `--session`. `described` maps options that describe a new session to
-    their values. If one of them is given, the value is `new`.
+    """Return the session to use: `new` if an option describes a new session, otherwise `session`,
+    the value of `--session`.
 
-    If `session` then names an existing session, end the command with an error.
+    `described` maps the options that describe a new session to their values, or None for options
+    that are not given. If such an option is given although `session` names an existing session, end
+    the command with an error.
     """
     given = [option for option, value in described.items() if value is not None]
     if given and session not in (None, NEW):

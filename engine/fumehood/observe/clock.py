@@ -81,8 +81,8 @@ only by the duration of one slot."""
 
 
 class Window:
-    """Several sums over the last `window_s` seconds. From one call to the next, the argument `now`
-    must not decrease.
+    """A moving window that keeps several sums of the values that were added in the last `window_s`
+    seconds. The time `now` that is passed to `add` and `totals` must not decrease.
     """
 
     __slots__ = ("_slot_s", "_slots", "_sums")
@@ -105,12 +105,12 @@ class Window:
             sums[index] += value
 
     def totals(self, now: float) -> list[float]:
-        """Return the sums over the whole window, including the current slot."""
+        """Return the sums of all values that were added in the window up to the time `now`."""
         self._forget(int(now // self._slot_s))
         return [sum(slot[1][index] for slot in self._slots) for index in range(self._sums)]
 
     def clear(self) -> None:
-        """Forget all events."""
+        """Forget all values that were added."""
         self._slots.clear()
 
     def _forget(self, number: int) -> None:

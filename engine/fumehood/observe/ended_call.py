@@ -25,8 +25,8 @@ class EndedStage:
 
 @dataclass(frozen=True, slots=True)
 class EndedTrace:
-    """The data for the spans of one call. `parent_span` is the id of the span above the call's own
-    span, or None.
+    """The data for the tracing spans of one call and its stages. `parent_span` is the id of the
+    span that contains the call's own span, or None.
     """
 
     tool: str
@@ -40,8 +40,8 @@ class EndedTrace:
 
 @dataclass(frozen=True, slots=True)
 class EndedCall:
-    """The facts about an ended call that subscribers count. `tool` is None if the call's tool does
-    not exist.
+    """The data about an ended call that subscribers receive, for example for metrics. `tool` is
+    None if there is no tool with the name that the caller used.
     """
 
     tool: str | None

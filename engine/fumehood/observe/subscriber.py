@@ -27,8 +27,9 @@ class Subscriber:
     def on_approval(
         self, connection: Connection, approval_id: str, event: str, at: datetime
     ) -> None:
-        """Handle a change of an approval: it was created, expires soon, was decided or has
-        ended.
+        """Handle a change of an approval: it was created, expires soon, was decided or has ended.
+        `event` is the name of the change. The transaction of the change is still open on
+        `connection`.
         """
 
     def on_anchor(self, connection: Connection, anchor: JsonObject, at: datetime) -> None:
@@ -42,8 +43,8 @@ class Subscriber:
         """Handle a notice that a part sends to people (`Kernel.notify`)."""
 
     def on_commit(self) -> None:
-        """Handle the commit of one or more events of the methods above. These events are now on
-        disk.
+        """Handle the commit of a transaction for which a method with `connection` was called. The
+        events that were passed to that method are now on disk.
         """
 
     def on_call(self, call: EndedCall) -> None:
@@ -70,7 +71,7 @@ class Subscribers:
 
     @property
     def take_calls(self) -> bool:
-        """Whether any subscriber handles ended calls."""
+        """Whether any subscriber overrides `on_call`, so that ended calls must be reported."""
         return bool(self._of_calls)
 
     def committed(self) -> None:

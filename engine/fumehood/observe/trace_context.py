@@ -45,8 +45,8 @@ def read_traceparent(text: object) -> TraceParent | None:
 
 @contextmanager
 def incoming(text: object) -> Iterator[None]:
-    """Make calls inside the block part of the trace that the `traceparent` in `text` names. If it
-    is invalid, this has no effect.
+    """While the block runs, let new calls continue the trace that `text`, the value of a
+    `traceparent` header, names. An invalid `text` has no effect.
     """
     token = INCOMING.set(text) if isinstance(text, str) and read_traceparent(text) else None
     try:
@@ -62,9 +62,11 @@ def span_id_of(call_id: str) -> str:
 
 
 def context_of(trace_id: str, call_id: str, parent: TraceParent | None) -> TraceParent:
-    """Return the trace and span of a call, which are sent to the services that the call reaches.
+    """Return the id of a call's trace and of its span. Services that the call reaches receive them.
+    `parent` is the caller's trace and span, or None.
 
-    A trace id that does not have W3C's format is hashed into one that has it.
+    If `parent` is given, the call belongs to its trace. Otherwise, `trace_id` is used, or its hash
+    if it does not have W3C's format.
     """
     if parent is not None:
         return TraceParent(parent.trace_id, span_id_of(call_id), parent.flags)

@@ -219,8 +219,10 @@ def drop_what_follows(answer: httpcore2.Response) -> None:
 
 
 async def _cancel_soon(scope: anyio.CancelScope) -> None:
-    """Cancel this scope after the event loop has had time to deliver data. Until then, a read in
-    the scope can return data that has already arrived. Without such data, the read would block.
+    """Cancel `scope` after a few turns of the event loop.
+
+    In the meantime, a read in the scope can return data that has already arrived. If no data has
+    arrived, the cancellation ends the read, which would otherwise block.
     """
     for _ in range(TURNS):
         await anyio.lowlevel.checkpoint()

@@ -14,7 +14,9 @@ if TYPE_CHECKING:
 
 
 class Outgoing(EnginePart):
-    """Has the `upstreams` of one engine. They are set while the engine runs."""
+    """The part that opens an engine's connections to other services. `upstreams` is set while the
+    engine runs.
+    """
 
     upstreams: Upstreams
 

@@ -39,10 +39,11 @@ class _Form:
 
 
 class SecretValues:
-    """Replaces the given secret values, in all forms in which services commonly repeat them.
+    """Finds secret values in texts and replaces them with a placeholder. Finds them in all forms in
+    which services commonly repeat them, such as base64.
 
-    The time is proportional to the length of the searched text, whatever the text contains, because
-    the search for each form is linear.
+    The search takes time proportional to the length of the searched text, whatever the text
+    contains, because it searches for each form in linear time.
     """
 
     def __init__(self, values: Iterable[str] = ()) -> None:
@@ -92,18 +93,18 @@ class SecretValues:
 
     def stream(self) -> SecretStream:
         """Return an object that replaces the values in a text that arrives in pieces. Add all
-        values before: one that is added later may not be replaced.
+        values first, because a value that is added later may not be replaced.
         """
         return SecretStream(self)
 
     def replaced(self, text: str, cut: int, *, is_all: bool) -> tuple[str, int]:
-        """Replace the values that begin in the text before `cut`. Return two values: the text up to
-        a position with the values replaced, and this position, where the rest begins.
+        """Replace the values that begin in the text before the position `cut`. Return the replaced
+        beginning of the text, and the position at which the unprocessed rest begins.
 
-        A value that begins before `cut` is replaced completely, even if it ends after `cut`. If the
-        character after the value also contains bits of it (`shares_last`), this character must be
-        before `cut` too, unless the text is complete (`is_all`). Otherwise the value stays in the
-        rest.
+        A value that begins before `cut` is replaced completely, even if it ends after `cut`. There
+        is one exception: if the base64 character after the value contains bits of the value
+        (`shares_last`) and is not before `cut`, the value stays in the rest. With `is_all`, the
+        text is complete, and the exception does not apply.
         """
         parts, at = list[str](), 0
         for start, end, form in self._found(text):
@@ -119,8 +120,8 @@ class SecretValues:
         return "".join([*parts, text[at:cut]]), cut
 
     def complete(self, text: str) -> int:
-        """Return the position up to which the text can be passed on now. A value that begins there
-        or later may continue in the next piece.
+        """Return the position up to which `text` can be passed on now. A secret value that begins
+        at this position or later may continue in the next piece of the text.
         """
         # Add one to the longest form, for the base64 character that may precede it.
         longest = self.longest + 1 if self._forms else 0

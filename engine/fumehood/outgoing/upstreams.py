@@ -79,7 +79,9 @@ Headers = tuple[tuple[str, str], ...]
 
 @dataclass(frozen=True, slots=True)
 class UpstreamRequest:
-    """One request. `secret_headers` are sent only to the origin of `url`, not after a redirect."""
+    """One HTTP request to another service. `secret_headers` are sent only to the origin of `url`,
+    not after a redirect.
+    """
 
     method: str
     url: str
@@ -89,12 +91,12 @@ class UpstreamRequest:
 
     @property
     def shown(self) -> JsonObject:
-        """The request before `fill_secrets`, as shown to approvers: with the names of secrets, but
-        without their values.
+        """The request as shown to approvers: with references to secrets, but without their values.
+        Use this before `fill_secrets`.
 
-        `secrets` maps each secret's name to the places at which the secret will be filled in: `url`
-        or names of headers. Other headers may contain the text of a reference, because arguments
-        can have any text, but no secret is filled in there.
+        The field `secrets` of the result maps each secret's name to the places at which the secret
+        will be filled in: `url` or names of headers. Other headers may contain the text of a
+        reference, because arguments can have any text, but no secret is filled in there.
         """
         headers = (*self.headers, *self.secret_headers)
         places: dict[str, list[str]] = {}
@@ -115,8 +117,8 @@ class UpstreamRequest:
 class UpstreamAnswer:
     """Status, headers (names in lower case) and the decompressed body of an answer.
 
-    `is_cut` means that only the beginning of the body was read, which is done only for errors.
-    `url` is the URL that answered, after all redirects.
+    `is_cut` is True if only the beginning of the body was read, which is done only for error
+    responses. `url` is the URL that answered, after all redirects.
     """
 
     status: int
@@ -151,7 +153,9 @@ class Attempt:
     """Whether a byte may have been sent to another service."""
 
     async def note(self, event: str, info: Mapping[str, Any]) -> None:
-        """Receive a trace event of the connection."""
+        """Set `was_sent` if `event`, a trace event of the HTTP library, means that bytes are about
+        to be sent.
+        """
         if event in _SENDS:
             self.was_sent = True
 
@@ -160,8 +164,8 @@ class Upstreams:
     """Connections to other services, and the secrets for them. Connections are made on first use.
 
     `tls` replaces the default TLS settings, which use the host's certificate authorities. `setting`
-    is the setting that errors name if an address is not allowed. With `only_hosts`, only these
-    hosts can be reached.
+    is the name of the setting for allowed addresses, which error messages mention. With
+    `only_hosts`, only these hosts can be reached.
     """
 
     def __init__(
@@ -207,7 +211,7 @@ class Upstreams:
             await self.fetches.close()
 
     async def read_secrets(self, tool: ToolDefinition, redactor: Redactor) -> dict[str, str]:
-        """Return name → value of the secrets to which a definition refers.
+        """Return the secrets to which a tool's definition refers, as a dict from name to value.
 
         The redactor learns the values, because they may also appear in other tools' output or in
         the log.
@@ -354,8 +358,8 @@ class Upstreams:
 def concluded(
     outcome: Outcome, error: EngineError, attempt: Attempt, tool: ToolDefinition
 ) -> Outcome:
-    """Return the outcome with an error. If the request was sent, the error's message advises the
-    caller whether to repeat the call.
+    """Return `outcome` with `error` added. `attempt` says whether the request was sent. If so, the
+    error's message advises the caller whether to repeat the call.
     """
     error.was_sent = attempt.was_sent
     if isinstance(error, NetworkError | UpstreamTimeout) and error.was_sent:
@@ -441,7 +445,9 @@ def _redirected(request: UpstreamRequest, location: str, values: SecretValues) -
 
 
 def _headers(rows: list[tuple[bytes, bytes]]) -> dict[str, str]:
-    """Return name (in lower case) → value, with the first value of a repeated header."""
+    """Return a dict from the name of each header, in lower case, to its value. If a header is
+    repeated, its first value counts.
+    """
     found: dict[str, str] = {}
     for name, value in rows:
         found.setdefault(name.decode("ascii").lower(), value.decode("latin-1"))

@@ -68,8 +68,10 @@ class CallGroup(NamedTuple):
 
 
 class FoundCall(NamedTuple):
-    """A call of any principal: its row, the milliseconds of each stage, the number of its audit
-    row, and its record.
+    """A stored call of any principal.
+
+    The fields are the call's row in the call log, the duration of each stage in milliseconds, the
+    number of the call's row in the audit log, and the stored arguments and answer.
     """
 
     call: CallRecord
@@ -131,16 +133,19 @@ class AllCalls:
     async def given(
         self, since: datetime, tools: Collection[str]
     ) -> list[tuple[CallGroup, JsonObject]]:
-        """Return the newest recorded calls of these tools among the calls that `groups` counts, at
-        most `MAX_GIVEN`. Each call is returned as a group of one call, with the call's arguments.
-        Raises ReadFailed.
+        """Return the newest calls of these tools whose arguments were recorded, at most
+        `MAX_GIVEN`. Only calls that `groups` counts are included.
+
+        Each item consists of a group with the count 1, which says what tool and caller the call
+        has, and the call's arguments. Raises ReadFailed.
         """
         await self._database.flush()
         return await self._database.read(lambda connection: _given(connection, since, tools))
 
     async def groups(self, since: datetime) -> tuple[list[CallGroup], bool]:
-        """Return the groups of calls since a moment, largest first, and whether older calls are
-        left out.
+        """Count the calls since the time `since`, by tool version, principal and agent. Return the
+        groups, largest first, and whether older calls since that time are not counted because there
+        are too many. Raises ReadFailed.
         """
         await self._database.flush()
         return await self._database.read(lambda connection: _groups(connection, since))

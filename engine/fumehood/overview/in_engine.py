@@ -14,12 +14,14 @@ if TYPE_CHECKING:
 
 
 class EngineOverview(EnginePart):
-    """Creates the `view` of an engine when the engine starts."""
+    """The part that provides the operators' view of an engine's calls, state and rules. `view` is
+    set while the engine runs.
+    """
 
     view: OperatorView
 
     @asynccontextmanager
     async def running(self, made: Composition) -> AsyncIterator[None]:
-        """Create the view of the started engine."""
+        """Set `view` to a new `OperatorView` of the engine, which has started."""
         self.view = OperatorView(made)
         yield

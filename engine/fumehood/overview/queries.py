@@ -30,7 +30,9 @@ class FiguresQuery(Value):
 
 
 class SeriesQuery(Value):
-    """The calls whose metrics are shown over time, and the length of one step (`by`)."""
+    """A query for call metrics over time: the filters that select the calls, and the time step,
+    which is an hour or a day (`by`).
+    """
 
     hours: int = Field(default=24, ge=1, le=24 * 31)
     by: Literal["hour", "day"] = "hour"

@@ -57,7 +57,9 @@ NOTED_FOR_S = 300.0
 
 
 class OperatorView:
-    """The view of one engine's calls, state and rules."""
+    """Shows operators the calls, the state and the policy rules of one engine, and lets them cancel
+    calls and try rules.
+    """
 
     def __init__(self, made: Composition) -> None:
         self._made = made
@@ -172,7 +174,8 @@ class OperatorView:
         return await self._made.services.stores.blobs.open_blob(blob_id, owner, expires, signature)
 
     async def repeat_as_dry_run(self, call_id: str) -> Envelope:
-        """Repeat a call that needed approval as a dry run, with the rights of the call's caller.
+        """Make a dry run of a call that needed approval, and return the dry run's envelope. It has
+        the arguments of the call and the rights of the call's caller.
 
         Raises:
             ResourceNotFound: the call's arguments are not stored.
@@ -206,11 +209,11 @@ class OperatorView:
         return await self._calls.series(query, self._clock.now() - timedelta(hours=query.hours))
 
     async def _note_reading(self, event: str, by: Principal, subject: JsonObject) -> None:
-        """Record in the audit chain that an operator read data of other principals. `subject`
+        """Record in the audit chain that the operator `by` read data of other principals. `subject`
         describes the data.
 
-        Repeated access is recorded only once in `NOTED_FOR_S`, because the page of a running call
-        reloads often. Raises WriteFailed.
+        If the same operator reads the same data again within `NOTED_FOR_S` seconds, this is not
+        recorded again. Raises WriteFailed.
         """
         key, now = (event, by.id, *subject.values()), self._clock.monotonic()
         if now - self._noted.get(key, -math.inf) < NOTED_FOR_S:
@@ -304,11 +307,12 @@ def _tried(
     groups: Sequence[tuple[CallGroup, ToolDefinition]],
     given: Sequence[tuple[CallGroup, ToolDefinition | None, JsonObject]],
 ) -> TriedRule:
-    """Apply one rule to past calls. `groups` counts all of them; `given` are those whose arguments
-    are known, each with its group.
+    """Count the past calls that one rule matches. `groups` counts all calls by tool, principal and
+    agent. `given` contains those calls whose arguments are known, each with its group.
+    `environment` is the environment for which the rule is evaluated.
 
-    The result counts the calls that the rule matches for certain (`at_least`), and those that it
-    matches if every condition that cannot be tested holds (`calls`).
+    The result has two counts. `at_least` counts the calls that the rule matches for certain.
+    `calls` also counts those that it matches if every condition that cannot be tested holds.
     """
     conditions = [condition.name for condition in (*rule.when, *(rule.any or ()))]
     excesses = list(rule.exceeds)

@@ -69,7 +69,7 @@ class Asked:
 
 
 class Asker(Protocol):
-    """Decides on calls, or stores them until a decision is made."""
+    """Asks humans to decide on calls. While no decision has been made, it stores the calls."""
 
     async def ask(
         self, claimed: ClaimedCall, plan: Plan, call: CallContext, services: PipelineServices
@@ -99,7 +99,9 @@ class Asker(Protocol):
         """
 
     async def same_call(self, repeat_key: str, tool: str) -> str | None:
-        """Return the approval id of the stored call that a call with this key repeats, or None."""
+        """Return the approval id of the stored call that a new call of the tool repeats, or None.
+        `repeat_key` identifies the new call's caller and action.
+        """
 
     async def take_back(
         self, approval_id: str, call: CallContext, services: PipelineServices
@@ -120,7 +122,9 @@ class Asker(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ApprovedCall:
-    """A call that needs no consent, that has consent, or whose effect a part holds back."""
+    """A call that may run now. Either the call needs no consent, or a consent was given, or a part
+    holds back the effect of the call until a human has decided.
+    """
 
     permitted: PermittedCall
     consent: Consent | None = None

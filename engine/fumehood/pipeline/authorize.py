@@ -70,9 +70,10 @@ def authorize(
 ) -> PermittedCall:
     """Check the caller's scope and credential, then the policy.
 
-    `env_of` returns the environment variables that a caller has chosen for a session. Policy rules
-    see these variables as if the call had sent them, because a variable such as PATH decides what a
-    command runs.
+    `exceeds` returns whether the gate with the given key would refuse the call. `env_of` returns
+    the environment variables that a caller has chosen for a session. Policy rules see these
+    variables as if the call had sent them, because a variable such as PATH decides what a command
+    runs.
 
     Raises:
         Unauthorized: the caller is unknown, or presented no token and the tool requires one.
@@ -110,7 +111,11 @@ def facts_of(
     exceeds: Callable[[str], bool],
     session_env: Mapping[str, str] | None = None,
 ) -> CallFacts:
-    """Return the facts about a call that policy rules test and that explanations show."""
+    """Return the data about a call that policy rules test and that explanations show.
+
+    `exceeds` returns whether the gate with the given key would refuse the call. `session_env`
+    contains the environment variables of the call's session.
+    """
     resolved = validated.resolved
     options = resolved.request.options
     arguments = validated.arguments

@@ -30,14 +30,18 @@ CHECK_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class CheckedData:
-    """The combined findings of all checkers for one call."""
+    """The combined findings of all result checkers for one call. A result checker is the operator's
+    function that comments on the result of a tool.
+    """
 
     metacognition: Metacognition | None = None
     warnings: tuple[str, ...] = ()
 
 
 class ResultCheckers:
-    """The checkers of one engine."""
+    """Runs the result checkers of one engine. These are functions of the operator that comment on
+    the successful results of tools.
+    """
 
     def __init__(self, checkers: Sequence[ResultChecker], log: Logger) -> None:
         """`checkers` run in the given order.

@@ -71,20 +71,24 @@ _LATER = frozenset({RequiresHumanApproval.code})
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """The answer to an earlier call with the same key."""
+    """The answer to an earlier call with the same idempotency key."""
 
     envelope: Envelope
 
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """The approval of an earlier call with the same key: pending, or with the call's answer."""
+    """The id of the approval for which an earlier call with the same idempotency key waits or
+    waited. Its answer, if there is one, is stored with the approval.
+    """
 
     approval_id: str
 
 
 class Claim:
-    """A call's claim on its key. It must be ended by `settle` or `handed_over`."""
+    """A call's claim on its idempotency key. While the claim lasts, no other call can use the key.
+    It must be ended by `settle` or `handed_over`.
+    """
 
     def __init__(self, call: KeyedCall, keys: Keys) -> None:
         self._call = call
@@ -124,7 +128,9 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class ClaimedCall:
-    """A call that duplicates no other call. `claim` is None if the call has no key."""
+    """A call that duplicates no other call with the same idempotency key. `claim` is None if the
+    call has no key.
+    """
 
     permitted: PermittedCall
     claim: Claim | None = None
@@ -141,12 +147,13 @@ class Keys:
     async def claim(
         self, permitted: PermittedCall, call_id: str, now: datetime
     ) -> Claim | Replay | Waiting | None:
-        """Claim the call's key, or return the earlier call with the same key.
+        """Claim the call's idempotency key, or return the earlier call with the same key.
 
         Return None if the call has no key. If this method is cancelled, the key is released.
 
         Raises:
-            InvalidParams: the option and the tool's own parameter differ, or are not a valid key.
+            InvalidParams: the option `idempotency_key` and the tool's own parameter of this name
+                differ, or are not a valid key.
             IdempotencyConflict: the key was used for a different call.
             CallInProgress: the call with this key is still running.
             OutcomeUnknown: the call with this key may have acted, and its answer is lost.
@@ -162,8 +169,8 @@ class Keys:
     async def recover(self, now: datetime) -> int:
         """Mark the calls that ran in a previous process as lost. Runs before the first call.
 
-        Return the number of calls whose outcome is now unknown. If this fails, each of these calls
-        is found to be lost when its key is used again.
+        Return the number of calls whose outcome is now unknown. If this method fails, each of these
+        calls is still found to be lost, but only when its key is used again.
 
         Raises:
             WriteFailed: the state cannot be written.
@@ -185,8 +192,8 @@ class Keys:
         return await self._database.repeat(lambda connection: rows.forget_old(connection, now))
 
     async def end(self, call: KeyedCall, job: Callable[[Connection], None]) -> bool:
-        """Run `job`, which stores the ending of a call that holds a key. Return whether the ending
-        is on disk. Used by `Claim`.
+        """Run `job`, which stores how a call with an idempotency key ended. Return whether this is
+        on disk.
 
         The job is queued before this method first waits. If the method is cancelled later, the job
         still runs.
@@ -223,10 +230,11 @@ class Keys:
     def _last(
         self, call: KeyedCall, job: Callable[[Connection], None]
     ) -> Callable[[Connection], None]:
-        """Return a job that runs `job` and then `let_go`, even if `job` fails.
+        """Return a job that runs `job` and then `let_go`, which releases the call's claim on its
+        key. The claim is released even if `job` fails.
 
-        `let_go` releases the call's claim. A later job that finds the claim released therefore
-        finds the stored answer, or no answer if `job` failed, and then treats the call as lost.
+        `job` stores the call's answer. So a later job that finds the claim released also finds the
+        answer. If it finds none, `job` has failed, and the later job treats the call as lost.
         """
 
         def run(connection: Connection) -> None:
@@ -244,7 +252,8 @@ def claimed(permitted: PermittedCall, claim: Claim | None) -> ClaimedCall:
 
 
 def key_of(permitted: PermittedCall) -> str | None:
-    """Return the key that the caller gave in the option or in the tool's own parameter, or None.
+    """Return the idempotency key that the caller gave in the option or in the tool's own parameter,
+    both named `idempotency_key`. Return None if there is no key.
 
     Values from an agent's configuration or a schema's default do not count as keys, and neither do
     null and empty values.
@@ -273,7 +282,8 @@ def key_of(permitted: PermittedCall) -> str | None:
 def ending_of(
     error: ErrorInfo | None, *, acted: bool, may_repeat: bool
 ) -> Literal["keep", "free", "lose"]:
-    """Decide whether the key of an ended call keeps its answer, is freed, or is marked as lost.
+    """Decide what happens to the idempotency key of an ended call. `keep`: a repeat gets the stored
+    answer. `free`: the key can be used again. `lose`: repeats fail, because the outcome is unknown.
 
     A failure before any effect frees the key if the same call may succeed later. After an effect
     the key is freed only if repeating the call does no harm.
@@ -409,8 +419,11 @@ def _action(permitted: PermittedCall) -> JsonObject:
 
 
 def context_of(request: CallRequest) -> JsonObject:
-    """Return the field `context` as a JSON object. It is empty for a call without a context, whose
-    digest is then the same as in versions that had no contexts.
+    """Return `{"context": …}` with the context of a request, or an empty object if the request has
+    none.
+
+    The object is empty in that case, so that hashes of such calls are the same as in versions of
+    the engine that had no contexts.
     """
     return {} if request.context is None else {"context": request.context}
 

@@ -22,8 +22,8 @@ CONCLUDE_S = 5.0
 async def conclude(
     call: CallContext, ending: Outcome | EngineError, services: PipelineServices
 ) -> Envelope:
-    """Build and return the call's envelope, settle what gates hold for the call, and record its
-    end.
+    """Build and return the call's envelope, settle what gates have reserved for the call, and
+    record the call's end.
 
     If the call has an idempotency key, this function waits until the answer is on disk.
     """

@@ -97,28 +97,30 @@ class CallContext:
     """Set if the tool failed and its fallback was called."""
 
     def begin(self) -> None:
-        """Record that the call may have an effect from now on, and notify the gates' holds."""
+        """Record that the call may have an effect from now on, and call `begin` of what gates have
+        reserved for the call (`holds`).
+        """
         for _, hold in self.holds:
             hold.begin()
         self.has_begun = True
 
     def release(self) -> None:
-        """Release the gates' holds, because the call used nothing. Further calls of this method do
-        nothing.
+        """Release what gates have reserved for the call (`holds`), because the call used nothing.
+        Further calls of this method do nothing.
         """
         if not self.is_released:
             self.is_released = True
             self._end_holds(lambda hold: hold.release())
 
     def close(self) -> None:
-        """Close the gates' holds, because the call has ended."""
+        """Close what gates have reserved for the call (`holds`), because the call has ended."""
         self._end_holds(lambda hold: hold.close())
 
     async def settle(self, envelope: Envelope) -> Envelope:
-        """Settle the gates' holds, and store the envelope under the call's idempotency key, if it
-        has one.
+        """Settle what gates have reserved for the call (`holds`), or release it if the call had no
+        effect. If the call has an idempotency key, store the envelope under the key.
 
-        Return the envelope. It has an additional warning if it could not be stored.
+        Return the envelope. If it could not be stored, it contains an additional warning.
         """
         if not self.has_begun:
             self.release()
@@ -140,8 +142,8 @@ class CallContext:
         )
 
     def _end_holds(self, act: Callable[[Hold], None]) -> None:
-        """Call `act` with each hold. If `act` raises, log the exception and continue with the next
-        hold.
+        """Call `act` with each of the reservations that gates have made for the call (`holds`). If
+        `act` raises, log the exception and continue with the next reservation.
         """
         for _, hold in self.holds:
             try:
@@ -234,7 +236,7 @@ class AnswerSettings:
 
 @dataclass(frozen=True, slots=True)
 class PipelineServices:
-    """Everything that the stages of a call use."""
+    """The services and settings of one engine that the stages of a call use, such as the policy."""
 
     registry: ToolIndex
     identities: Identities

@@ -72,8 +72,8 @@ class AdmittedCall:
 async def plan_admission(
     approved: ApprovedCall, services: PipelineServices
 ) -> AbstractAsyncContextManager[AdmittedCall]:
-    """Plan where a call runs, and return `admit` as a context manager. Entering it waits for a
-    place.
+    """Plan where a call runs. Return the context manager `admit` for this plan. Entering the
+    context manager waits until a place is free.
 
     Raises:
         ShuttingDown: the engine accepts no new calls.

@@ -63,7 +63,8 @@ class Ended:
 
 
 class Hold:
-    """What a gate reserves for one call. Subclasses override methods; by default, they do nothing.
+    """What a gate reserves for one call, such as an amount of a budget. Subclasses override
+    methods; by default, they do nothing.
 
     When the call has ended, `settle` is called if `begin` was called, and `release` otherwise.
     Finally, `close` is called in both cases.
@@ -84,12 +85,12 @@ class Hold:
         return True
 
     def settle(self, ended: Ended) -> None:
-        """Settle the hold, because the call has ended. The answer has not been sent to the caller
-        yet.
+        """Settle what is reserved according to `ended`, which describes how the call ended. This
+        happens before the answer is sent to the caller.
         """
 
     def release(self) -> None:
-        """Release the hold, because the call used nothing.
+        """Give back what is reserved, because the call used nothing.
 
         The tool's fallback may still answer the call.
         """
@@ -99,7 +100,9 @@ class Hold:
 
 
 class Gate:
-    """One gate of an engine. Subclasses override the methods that they need."""
+    """A check of a part that can refuse calls before they run, answer calls, or reserve what calls
+    need. Budgets are an example. Subclasses override the methods that they need.
+    """
 
     name: str | None = None
     """The field of a dry run's answer in which `Excess.shown` appears. None if it does not

@@ -29,7 +29,8 @@ _MISPLACED = "It is an option: put it into `options`"
 def parse_own_call(
     tool: str, arguments: JsonObject | None, options: JsonObject
 ) -> tuple[str, CallBody]:
-    """Parse a call that this process made, as strictly as one sent over a socket.
+    """Parse a call that this process made. The call is checked as strictly as a call that arrives
+    over a socket.
 
     Return the tool's name and the call's body. Raises InvalidParams.
     """
@@ -96,7 +97,8 @@ def parse_call_body(document: Any) -> CallBody:
 
 
 def parse_own_decision(document: JsonObject) -> DecisionBody:
-    """Parse a decision that this process made, as strictly as one sent over a socket.
+    """Parse a request for a decision that this process made. The request is checked as strictly as
+    a request that arrives over a socket.
 
     Raises InvalidParams.
     """

@@ -35,8 +35,8 @@ class CallPart:
     holds back no effects."""
 
     def require_possible(self, permitted: PermittedCall, services: PipelineServices) -> None:
-        """Raise EngineError if the call requests something from this part that its program cannot
-        have.
+        """Raise EngineError if the call uses an option of this part that is impossible for the
+        program which the call would run.
 
         Called for each call that the policy permits, before approval is requested. An
         implementation must not change anything.
@@ -44,8 +44,8 @@ class CallPart:
 
     @asynccontextmanager
     async def around(self, run: ToolRun, before: Sequence[Given]) -> AsyncIterator[Given | None]:
-        """Enter before a program runs, and exit after it. Yield this part's contributions to the
-        run, or None.
+        """Return a context manager that is entered before a program runs and left after the run. It
+        yields what this part contributes to the run, such as environment variables, or None.
 
         `before` contains the contributions of earlier parts. Raises EngineError if the program must
         not run.
@@ -99,8 +99,8 @@ class CallParts:
         """Group the parts by the hooks that they override.
 
         Raises:
-            PartError: more than one part holds back the effects of runs, or a part from outside the
-                product does.
+            PartError: more than one part holds back the effects of runs, or such a part does not
+                belong to the product itself.
         """
         found = tuple(parts)
         holding = [part for part in found if part.holds_back_with]

@@ -48,7 +48,9 @@ async def answer_of_gates(
 
 
 def refuses(gate: Gate, decision: Decision) -> bool:
-    """Whether a gate that has an excess refuses the call even if a human approves it."""
+    """Return whether a gate refuses a call even if a human approves the call. The caller has found
+    that the gate would refuse the call now. `decision` is the policy's decision on the call.
+    """
     return gate.key not in decision.may_exceed
 
 

@@ -140,7 +140,8 @@ def with_options(
 
 
 def _executor(permitted: PermittedCall) -> Executor:
-    """Return the call's executor: its held action if it has one, otherwise its tool's executor.
+    """Return the executor that runs the call. If the call requests approval of an action
+    (`request.held`), this is the action. Otherwise, it is the executor of the call's tool.
 
     Raises the same errors as `executor_of`.
     """

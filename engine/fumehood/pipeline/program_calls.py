@@ -154,7 +154,8 @@ class CallsOfProgram:
     def _patience_s(self, *, wanted: bool | None = None) -> float:
         """Return for how many more seconds the program's calls may wait for approvals.
 
-        `wanted` is used as the option `wait_for_approval` if the caller did not send it.
+        If the caller of the program has not set the option `wait_for_approval`, `wanted` is its
+        value.
         """
         asker, options = self._services.asker, self._parent.request.options
         waited_s = self._waited_s

@@ -97,7 +97,8 @@ def _write_down(call: CallContext, envelope: Envelope, services: PipelineService
 def record_replay(
     call: CallContext, envelope: Envelope, services: PipelineServices, timestamp: str
 ) -> None:
-    """Record a call whose caller received the stored answer to an earlier call.
+    """Record a call whose caller received the stored answer to an earlier call. `timestamp` is the
+    time of this call.
 
     The call log gets a separate entry for this call, with no resources and no cost.
     """

@@ -289,9 +289,11 @@ async def shorten(
     """Shorten long texts in the data, or in the details of an error, and store the whole texts.
 
     The whole texts become blobs of the principal, or of the session if `session_id` is given.
-    Without a principal, no blobs are stored. `with_value` also replaces a long list or object in
-    the field `value` by null. `max_length` is the caller's own limit in characters. The lower of
-    the caller's and the engine's limit applies.
+    Without a principal, no blobs are stored.
+
+    `with_value` also replaces a long list or object in the field `value` by null. `with_summary`
+    adds a summary in words of what was shortened. `max_length` is the caller's own limit in
+    characters. The lower of the caller's and the engine's limit applies.
     """
     error = shaped.outcome.error
     cuts = shaped.outcome.cuts
@@ -333,7 +335,9 @@ def shortened(data: JsonObject) -> JsonObject:
 def _long_values(
     target: JsonObject, *, with_value: bool, max_length: int | None = None
 ) -> Iterator[_Long]:
-    """Yield every value that is too long, in order."""
+    """Yield every text that is too long, in order. With `with_value`, also yield a list or object
+    in the field `value` if it is too long. `max_length` is the caller's own limit in characters.
+    """
     for path, text, is_of_file in _walk(target, ()):
         limit = None if is_of_file else max_length  # a shortened URL would not work
         if _is_long(text) or (limit is not None and len(text) > max(limit, NAME_CHARACTERS)):
@@ -404,7 +408,9 @@ def _put(target: Any, values: dict[Path, str | None], path: Path = ()) -> Any:
 
 
 def _note(found: list[_Long], links: list[JsonObject], *, with_summary: bool) -> JsonObject:
-    """Return the answer's fields that describe shortened values.
+    """Return the fields of the answer that describe the shortened values `found`. `links` has one
+    item for each value, which says where the whole value is stored. With `with_summary`, a summary
+    in words is included.
 
     The field `resource_url` is the first link.
     """
@@ -461,7 +467,8 @@ def account(
     counter: TokenCounter,
     prices: Prices,
 ) -> UsageReport:
-    """Compute the tokens and the cost of a call.
+    """Compute the tokens and the cost of a call. `processing_s` is the duration of the run in
+    seconds.
 
     If `outcome` is None, the call was refused and costs nothing.
     """
@@ -491,8 +498,8 @@ def _without_files(data: JsonObject, data_json: str) -> str:
 def _resource_cost(
     outcome: Outcome, limits: Limits | None, processing_s: float, prices: Prices
 ) -> Decimal:
-    """Return the cost of the measured CPU time, and of the reserved memory for the duration of the
-    run.
+    """Return the cost of the measured CPU time and of the reserved memory. Memory is charged for
+    `processing_s` seconds, the duration of the run.
     """
     cost = Decimal(0)
     if prices.cpu_second and outcome.cpu_ms is not None:

@@ -56,7 +56,7 @@ CIRCUIT_OPENED = "retries: stopped, because calls to this service are suspended"
 
 @dataclass(slots=True)
 class Attempts:
-    """The retries of one call so far."""
+    """How often one call has been retried so far, and why it is not retried further."""
 
     retry_count: int = 0
     max_retries: int | None = None
@@ -66,7 +66,9 @@ class Attempts:
 
 
 def is_of_service(tool: ToolDefinition) -> bool:
-    """Whether a tool can call another service. Programs and tools on session files cannot."""
+    """Whether a tool calls a service outside the engine. Tools that run programs or work on session
+    files do not.
+    """
     return arguments_of(tool.executor) is None
 
 
@@ -81,7 +83,9 @@ def is_passing(error: EngineError) -> bool:
 
 
 def is_harmless(tool: ToolDefinition, error: EngineError) -> bool:
-    """Whether repeating the action after this error is safe."""
+    """Whether the call can safely be repeated after this error: the tool is idempotent, or the
+    failed attempt sent nothing.
+    """
     return tool.idempotent or not error.was_sent
 
 
@@ -96,11 +100,14 @@ def most_retries(tool: ToolDefinition, error: EngineError) -> int:
 def delay_s(
     retry: int, retry_after_ms: int | None, left_s: float, uniform: Callable[[float, float], float]
 ) -> float | None:
-    """Return the seconds until the next attempt, or None if it does not fit into `left_s`.
+    """Return the seconds until the next attempt, or None if the attempt would come too late.
+    `left_s` are the seconds until the call's deadline.
 
-    `retry` counts from 0. The delay is the one that the service requests plus a random one ("full
-    jitter"), so that callers who were refused together do not return together.
-    *Source*: AWS Architecture Blog, "Exponential Backoff and Jitter".
+    The delay is the time that the service requests (`retry_after_ms`, if any), plus a random time
+    ("full jitter"). `uniform` returns the random time between two limits. The upper limit grows
+    with `retry`, the number of earlier retries. Because the delays differ, calls that were refused
+    at the same time are not repeated at the same time. *Source*: AWS Architecture Blog,
+    "Exponential Backoff and Jitter".
     """
     asked_s = max(0, retry_after_ms or 0) / 1000
     delay = asked_s + uniform(0, min(CAP_S, BASE_S * 2**retry))
@@ -108,7 +115,9 @@ def delay_s(
 
 
 class Retries:
-    """Decides on the retries of one engine. The counters are in memory only."""
+    """Decides whether and when the calls of one engine are retried. For this, it counts the recent
+    calls and retries of each tool, in memory only.
+    """
 
     def __init__(
         self,
@@ -121,15 +130,20 @@ class Retries:
         self._recent: dict[str, Window] = {}
 
     def begin(self, tool: ToolDefinition) -> None:
-        """Count a call of a tool that has retries."""
+        """Count a new call of this tool. The number of its recent calls limits the number of its
+        retries.
+        """
         self._of(tool).add(self._clock.monotonic(), 1, 0)
 
     def next_delay_s(
         self, tool: ToolDefinition, error: EngineError, attempts: Attempts, left_s: float
     ) -> float | None:
         """Return the seconds until the next attempt, or None if there is no further attempt.
+        `left_s` are the seconds until the call's deadline.
 
-        Count the retry, or record in `attempts` why there is none.
+        If there is a further attempt, count it as a retry of the tool. Otherwise, record in
+        `attempts` that all retries are used or that the tool had too many retries. Record nothing
+        if only the time is too short.
         """
         most = most_retries(tool, error)
         if attempts.retry_count >= most:

@@ -44,8 +44,8 @@ async def run_call(
 
 
 async def _run(call: CallContext, services: PipelineServices) -> Envelope:
-    """Run the call of a context, and return its envelope. The call's handle must already be
-    attached.
+    """Run the call that `call` describes through every stage, and return its envelope. The method
+    `attach` of the call's handle must already have been called.
     """
     request, trace, handle = call.request, call.trace, call.handle
     try:
@@ -86,11 +86,15 @@ async def _run(call: CallContext, services: PipelineServices) -> Envelope:
 async def _claim(
     permitted: PermittedCall, call: CallContext, services: PipelineServices
 ) -> Claim | Replay | Waiting | None:
-    """Claim the call's idempotency key, or return the earlier call that this call repeats.
+    """Claim the call's idempotency key, or find the earlier call that this call repeats.
 
-    Return None if the call has no key and repeats no earlier call. A call that needs approval
-    repeats an identical stored call even without a key. A fallback's call never claims a key,
-    because the first tool's call holds the key for both.
+    Return `Claim` if the key was claimed, `Replay` with the answer to the earlier call, or
+    `Waiting` if the earlier call has an approval, pending or decided. Return None if the call has
+    no key and repeats no earlier call. Without a key, a call repeats an earlier call only if it is
+    identical and needs approval.
+
+    A fallback's call claims no key, because the first tool's call holds the key for both. Raise
+    RequiresHumanApproval if a fallback's call needs approval.
     """
     if permitted.request.is_fallback:
         if permitted.decision.verdict is Verdict.ASK:
@@ -116,8 +120,9 @@ async def _claim(
 async def _run_or_fall_back(
     approved: ApprovedCall, call: CallContext, services: PipelineServices
 ) -> Outcome | EngineError:
-    """Run a call. If the tool's service failed, also call the tool's fallback. Return how the first
-    tool's call ended.
+    """Run a call, and return how it ended. If the tool's service failed, also run the tool's
+    fallback, and store the fallback's answer in `call.fallback`. The result is still that of the
+    first tool.
     """
     try:
         ending: Outcome | EngineError = await run_approved(approved, call, services)
@@ -136,7 +141,9 @@ async def _run_or_fall_back(
 async def run_approved(
     approved: ApprovedCall, call: CallContext, services: PipelineServices
 ) -> Outcome:
-    """Reserve, admit, start and execute a call that has passed the stage `approve`."""
+    """Run a call that has passed the stage `approve` through the stages from `reserve` to
+    `execute`. Return the outcome of its execution.
+    """
     call.is_approved = True
     await hold_gates(approved, call, services)
     admission = await plan_admission(approved, services)

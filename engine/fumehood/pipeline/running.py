@@ -79,10 +79,9 @@ class LiveCall(NamedTuple):
 
 
 class Intake:
-    """The state in which an engine accepts calls or refuses them. It accepts calls from its start
-    until it drains.
+    """Says whether an engine accepts new calls. It accepts them from its start until it drains.
 
-    An intake is created before the pipeline's services, which query it.
+    This is a separate object, because the pipeline's services query it but are created later.
     """
 
     def __init__(self) -> None:

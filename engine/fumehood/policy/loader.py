@@ -121,7 +121,9 @@ class Outdated(Exception):
 
 
 def version_of(data: bytes) -> str:
-    """Return the version of a policy file with this content."""
+    """Return the version of a policy file with this content: the first digits of the content's
+    SHA-256.
+    """
     return hashlib.sha256(data).hexdigest()[:VERSION_DIGITS]
 
 
@@ -157,13 +159,12 @@ class PolicyFile:
         return data.decode("utf-8", "replace"), version_of(data)
 
     def replace(self, text: str, version: str) -> Policy:
-        """Replace the file's content, and return the new policy. Nothing is written if the file no
-        longer has this version or the new content has faults. A crash leaves either the old file or
-        the new file.
+        """Replace the file's content by `text`, and return the new policy. `version` is the version
+        of the content that is to be replaced. A crash leaves either the old file or the new file.
 
         Raises:
             PolicyError: the new content has faults; nothing was written.
-            Outdated: the file no longer has this version.
+            Outdated: the file no longer has the version `version`; nothing was written.
             OSError: the file cannot be written.
         """
         data = text.encode()
@@ -354,8 +355,9 @@ def condition_of(found: Iterable[Part]) -> type[Condition]:
 def rule_of(found: Collection[Part]) -> type[Rule]:
     """Return the model of a rule, extended by the keys that these parts add.
 
-    A part can add keys for conditions (`Part.conditions`). It can also add keys that test whether
-    its gates would refuse the call (`Part.excesses`).
+    A part can add keys for conditions (`Part.conditions`). It can also add keys for its gates,
+    which are its checks before a call (`Part.excesses`). A rule with the key of a gate matches only
+    calls that the gate would refuse.
 
     Raises:
         PartError: a part adds a key that rules already have, or that another part adds.
@@ -383,7 +385,9 @@ _PREDICATE_KEYS = _keys(Predicate)
 
 
 def _keys_at(place: Place) -> tuple[str, ...]:
-    """Return the valid keys of the table that contains the key at this place."""
+    """Return the keys that are valid in a table of a rule. `place` is the path to any key in this
+    table.
+    """
     if "not" in place[:-1]:
         return _PREDICATE_KEYS
     return _CONDITION_KEYS if len(place) > 1 else _RULE_KEYS
@@ -465,10 +469,12 @@ def _check_tools(
     coming: tuple[str, ...],
     found: _Faults,
 ) -> bool:
-    """Add a fault for each entry of the rule's `tools` that matches no registered tool and does not
-    begin with a prefix in `coming`. Return whether every entry matches a registered tool.
+    """Add a fault for each entry of the rule's `tools` that matches no registered tool. Return
+    whether every entry matches a registered tool.
 
-    `versions` maps the name of each registered tool to the tool's versions.
+    `versions` maps the name of each registered tool to the tool's versions. `coming` are prefixes
+    of the names of tools that may be registered later. An entry that begins with such a prefix is
+    not a fault.
     """
     unknown = [pattern for pattern in rule.tools or () if not _is_registered(pattern, versions)]
     for pattern in unknown:
@@ -572,7 +578,7 @@ def _check_shadowed(rules: Mapping[int, Rule], found: _Faults) -> None:
 
 def _takes_all(stricter: Rule, rule: Rule) -> bool:
     """Return whether `stricter` matches every call that `rule` matches, so that `rule` never
-    decides one. `stricter` must be at least as strict as `rule`.
+    decides a call. `stricter` must be at least as strict as `rule`.
     """
     if not stricter.is_unconditional and _tests(stricter) != _tests(rule):
         return False
@@ -597,7 +603,7 @@ def _tests(rule: Rule) -> tuple[object, ...]:
 
 def _asks_more(rule: Rule, than: Rule) -> bool:
     """Return whether `rule` requires more approvals than the rule `than`, requires other approvers,
-    or lets an approved call pass gates that `than` does not let it pass.
+    or lets approved calls exceed a limit (`exceeds`) that `than` does not let them exceed.
     """
     narrows = rule.approvers is not None and rule.approvers != than.approvers
     more = (rule.quorum or 1) > (than.quorum or 1)

@@ -118,8 +118,8 @@ Mode = Literal["enforce", "shadow"]
 
 
 class _Written(Value):
-    """A table in a policy file. If a key has no value (null), this is an error; the key does not
-    count as absent.
+    """The base class of tables in a policy file. A key with the value null is an error (except
+    `equals`), because null does not mean that the key is absent.
     """
 
     @model_validator(mode="before")
@@ -161,8 +161,8 @@ PREDICATES = ("prefix", "equals", "in", "glob", "min", "max", "path_inside", "ho
 
 
 class Predicate(_Written):
-    """A test of one argument. It has exactly one kind of test. `min` and `max` together count as
-    one kind.
+    """A test of one argument. Exactly one kind of test must be given, such as `prefix` or `equals`.
+    `min` and `max` can be given together and count as one kind.
     """
 
     prefix: Text | None = Field(default=None, min_length=1)
@@ -204,8 +204,8 @@ class Predicate(_Written):
 
     @property
     def question(self) -> frozenset[str]:
-        """The kind of test that the predicate has, as a set of key names. `min` and `max` are named
-        `range`.
+        """The key that names the predicate's kind of test, as a set. For `min` and `max`, the set
+        contains `range`. A valid predicate has exactly one kind.
         """
         names = {"one_of": "in", "not_": "not", "min": "range", "max": "range"}
         asked = self.model_fields_set - {"argument"}
@@ -274,8 +274,8 @@ class Condition(Predicate):
 
     @property
     def of_part(self) -> PartCondition | None:
-        """The value of a part's key if the condition has one, which then replaces `argument`.
-        Otherwise None.
+        """The value of the key that a part added to this condition, or None if the condition tests
+        `argument`. A condition has either such a key or `argument`.
         """
         values = (getattr(self, key) for key in self.keys_of_parts())
         return next((value for value in values if value is not None), None)
@@ -390,8 +390,8 @@ class Rule(_Written):
 
     @property
     def exceeds(self) -> tuple[str, ...]:
-        """The keys of the rule that name gates of parts, sorted. The rule matches a call only if
-        each of these gates would refuse the call.
+        """The keys of the rule that name gates (a part's checks before a call), sorted. The rule
+        matches a call only if each of these gates would refuse the call.
         """
         added = type(self).model_fields.keys() - Rule.model_fields.keys()
         return tuple(sorted(key for key in added if getattr(self, key)))
@@ -405,7 +405,7 @@ class Rule(_Written):
 
     @property
     def is_unconditional(self) -> bool:
-        """Whether the rule has no conditions and no keys of gates (`exceeds`)."""
+        """Whether the rule has no conditions, and no keys that name gates of parts (`exceeds`)."""
         return not self.when and not self.any and not self.exceeds
 
 

@@ -52,7 +52,9 @@ ABSENT: Final = object()
 
 @dataclass(frozen=True, slots=True)
 class OfTool:
-    """A test of a tool alone. `says` describes the test in explanations, and `ask` performs it."""
+    """A test of a rule whose result depends only on the tool and the engine, not on the call.
+    `says` describes the test in explanations, and `ask` performs it.
+    """
 
     says: str
     ask: Callable[[ToolDefinition], bool]
@@ -60,7 +62,9 @@ class OfTool:
 
 @dataclass(frozen=True, slots=True)
 class OfCall:
-    """A test of a call. `says` describes the test in explanations, and `ask` performs it."""
+    """A test of a rule whose result depends on the call. `says` describes the test in explanations,
+    and `ask` performs it.
+    """
 
     says: str
     ask: Callable[[CallFacts], Answer]
@@ -140,8 +144,8 @@ def compile_rule(rule: Rule, line: int | None, environment: str) -> CompiledRule
 
 
 def names_exactly(pattern: str) -> bool:
-    """Return whether this pattern in a rule's `tools` contains an exact tool name. Its version may
-    contain a `*`.
+    """Return whether a pattern in a rule's `tools` contains an exact tool name, that is, no `*` in
+    the name. The version in the pattern may contain a `*`.
     """
     return "*" not in pattern.partition("@")[0]
 
@@ -186,7 +190,9 @@ means running a shell command."""
 
 
 def names_for(tool: ToolDefinition) -> tuple[str, ...]:
-    """Return the names by which rules can refer to a tool."""
+    """Return the names by which rules can refer to a tool: its own name, and the name of another
+    tool whose rules also apply to it (`ALSO`).
+    """
     return (tool.name, ALSO[tool.name]) if tool.name in ALSO else (tool.name,)
 
 
@@ -313,8 +319,8 @@ def why_in_doubt(condition: Condition, tool: ToolDefinition, arguments: JsonObje
 
 
 def _instead(condition: Condition, tool: ToolDefinition, arguments: JsonObject) -> str:
-    """If the condition's argument is absent and the call has an alternative to it, return a clause
-    such as ", this call has argv". Otherwise return "".
+    """Return a clause such as ", this call has argv" if the call has an argument that excludes the
+    condition's absent argument. Otherwise, return "".
     """
     model = arguments_of(tool.executor)
     for pair in model.exclusive if model is not None else ():
@@ -490,11 +496,11 @@ def _one(arguments: Any, segments: Sequence[str]) -> Any:
 
 
 def _all(arguments: Any, segments: Sequence[str]) -> list[Any] | None:
-    """Return the values at a pointer that contains `*`, or None if there are more than
-    `MAX_LOOKED_AT`.
+    """Return the values at the path `segments`, which contains `*`. Return None if the `*` match
+    more than `MAX_LOOKED_AT` elements.
 
-    An element gives ABSENT if the rest of the pointer leads to no value in it. `*` also gives
-    ABSENT for a value that is neither a list nor an object.
+    The result contains ABSENT for each element in which the rest of the path leads to no value, and
+    for each value at `*` that is neither a list nor an object.
     """
     values: list[Any] = [arguments]
     for segment in segments:

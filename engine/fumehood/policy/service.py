@@ -28,8 +28,8 @@ MAX_TOOLS_KNOWN = 20_000
 
 @dataclass(frozen=True, slots=True)
 class _About:
-    """The rules that apply to one tool, grouped by verdict. Each group is in the order of the
-    policy file. `shadow` contains the rules in shadow mode.
+    """The rules that apply to one tool. The enforced rules are grouped by verdict, and `shadow`
+    contains the rules in shadow mode. Each group is in the order of the policy file.
     """
 
     tool: ToolDefinition
@@ -109,7 +109,8 @@ class PolicyGate:
     def decide_request(self, facts: CallFacts) -> Decision:
         """Return the decision on one network request of a program, and count the decision.
 
-        A decision to ask is not counted here, because such a request then becomes a call.
+        A decision to ask is not counted here, because the request then becomes a call, and the
+        decision on this call is counted instead.
         """
         decision = self.decide(facts)
         if decision.verdict is not Verdict.ASK:
@@ -117,8 +118,8 @@ class PolicyGate:
         return decision
 
     def count(self, decision: Decision) -> None:
-        """Count the decision for the rule that made it and for the matching rules in shadow mode.
-        Only for calls that are made, not for explanations.
+        """Count the decision for the rule that made it, and for the matching rules in shadow mode.
+        Call this only for calls that are really made, not for explanations.
         """
         self._counts[decision.rule] += 1
         if decision.shadow:
@@ -141,8 +142,8 @@ class PolicyGate:
         )
 
     def rules(self) -> tuple[RuleStatus, ...]:
-        """Return every rule with the number of its decisions, real ones and those in shadow
-        mode.
+        """Return the status of every rule. It contains how many calls the rule has decided, or
+        would have decided if it were not in shadow mode.
         """
         return tuple(map(self._status, self._rules.all))
 
@@ -189,8 +190,8 @@ def _enforced(about: _About, facts: CallFacts, rules: _Rules) -> Decision:
 
 
 def _reason(rule: CompiledRule, facts: CallFacts) -> str | None:
-    """Return the rule's reason. If conditions of the rule are in doubt, an explanation precedes the
-    reason.
+    """Return the rule's reason, or None if it has none. If conditions of the rule are in doubt, the
+    text begins with an explanation of the doubt.
     """
     doubt = rule.doubt(facts)
     if doubt is None:
@@ -200,9 +201,10 @@ def _reason(rule: CompiledRule, facts: CallFacts) -> str | None:
 
 
 def _asked(asking: Sequence[CompiledRule], facts: CallFacts, version: str) -> Decision:
-    """Combine the matching rules that ask to one decision. It requires the largest of their
-    quorums, and accepts the approvers whom all of these rules accept. If there are fewer such
-    approvers than the quorum, the decision is to deny.
+    """Return the decision of all matching rules that ask, combined.
+
+    The decision requires the largest quorum of these rules, and accepts only approvers whom all of
+    these rules accept. If there are fewer such approvers than the quorum, it denies the call.
     """
     first = asking[0].rule
     rules = [compiled.rule for compiled in asking]

@@ -49,11 +49,11 @@ class PortRequest:
     """The request's head to forward to the session's server; empty with `Upgrade: tcp`."""
 
     async def serve(self, caller: CallerStream, first: bytes) -> None:
-        """Connect to the port, and pass bytes in both directions.
+        """Connect to the session's port, and pass bytes in both directions. `first` contains the
+        bytes that the caller has already sent after the head of its request.
 
         The method returns when the session's server ends its side of the connection, the caller
-        disconnects, or the engine begins to stop. `first` are the bytes that the caller has already
-        sent after the head.
+        disconnects, or the engine begins to stop.
 
         Raises:
             EngineError: the port cannot be reached; nothing was sent.

@@ -114,7 +114,8 @@ ACTIONS: Mapping[str, type[Arguments]] = MappingProxyType(
 
 
 def checked(request: JsonObject) -> JsonObject:
-    """Validate a request, and return it in the form that guests expect, with defaults filled in.
+    """Validate a request about a session's processes. Return it in the form that guests expect,
+    with defaults filled in. The field `do` of the request names the action, such as `start`.
 
     Raises:
         InvalidParams: the request is invalid.

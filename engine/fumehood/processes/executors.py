@@ -17,7 +17,9 @@ from fumehood.sandbox.session_use import SessionLease
 
 
 class ProcessExecutor(Executor):
-    """One action on the processes of a session."""
+    """The base class of the executors for a session's background processes. Each subclass carries
+    out one action, whose name is `action`.
+    """
 
     action: ClassVar[str]
     place = in_session(

@@ -16,14 +16,18 @@ from fumehood.storage.changes import recorded
 
 
 class ProcessesPart(EnginePart):
-    """Gives access to sessions' processes, and restarts them in each new container of a session."""
+    """Gives access to the background processes of sessions. In each new container of a session, it
+    starts those processes again that have the option `restart`.
+    """
 
     def in_session(self, access: SessionAccess) -> SessionProcesses:
-        """Return the session's processes."""
+        """Return the object that carries out requests about the session's background processes."""
         return SessionProcesses(access)
 
     async def in_new_container(self, access: SessionAccess, container: SessionContainer) -> None:
-        """Start the processes that were started with the option `restart`."""
+        """Start the processes that have the option `restart` in the session's new container. A
+        process that cannot be started is only reported in the log.
+        """
         tell = partial(self._tell_not_started, access)
         await SessionProcesses(access).start_again(container, tell)
 
@@ -31,10 +35,11 @@ class ProcessesPart(EnginePart):
         self, processes: SessionProcesses, session: OwnedSession, name: str, grace_s: float,
         by: Principal,
     ) -> JsonObject:  # fmt: skip
-        """End a process in a session of any principal, and return its final state.
+        """End the process `name` in a session of any principal, and return its final state. `by` is
+        the principal that requests this.
 
-        This is recorded in the audit log as an administrative change. If the process has already
-        ended, it is only returned.
+        The end of a running process is recorded in the audit log as an administrative change. If
+        the process has already ended, nothing is changed or recorded.
 
         Raises:
             ResourceNotFound: there is no such process.

@@ -32,7 +32,9 @@ LOOK_S = 0.1
 
 
 class OutputQuery(Value):
-    """Which output to read."""
+    """The query parameters that say which output of a process is read, and how long the engine
+    waits for output.
+    """
 
     after: int = Field(
         default=0,
@@ -49,7 +51,7 @@ class OutputQuery(Value):
 
 
 class StopQuery(Value):
-    """How to end a process."""
+    """The query parameters that say how a process is ended."""
 
     grace_s: float = Field(
         default=5, ge=0, le=30, description="Seconds between SIGTERM and SIGKILL."

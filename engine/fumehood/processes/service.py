@@ -46,11 +46,11 @@ class SessionProcesses:
         return self.access.session.of_parts.get(NAME, {})
 
     async def ask(self, request: JsonObject) -> JsonObject:
-        """Carry out a request about the processes, and return the guest's answer (see
-        `SessionContainer.processes`).
+        """Carry out a request about the session's processes, and return the guest's answer (see
+        `SessionContainer.processes`). The field `do` of the request names the action.
 
-        If a `start` request contains `restart`, the process is also started in each new container
-        of the session, until it is stopped.
+        If a request to start a process contains `restart`, the process is also started in each new
+        container of the session, until it is stopped.
 
         Raises:
             ResourceNotFound: the session has ended, or there is no such process.
@@ -82,8 +82,8 @@ class SessionProcesses:
         return self._with_kept(answer) if asked["do"] == "list" else answer
 
     async def read_end(self, name: str) -> JsonObject:
-        """Return the end of a process's output. The result's field `skipped` is the number of bytes
-        before it. Raises the same errors as `ask`.
+        """Return the end of a process's output. The field `skipped` of the result is the number of
+        output bytes before this end. Raises the same errors as `ask`.
         """
         asked: JsonObject = {"do": "read", "name": name, "after": _BEHIND_ALL}
         end = (await self.ask(asked))["output"]["offset"]
@@ -106,7 +106,9 @@ class SessionProcesses:
                 tell(name, error.message)
 
     def _require_room(self, asked: JsonObject) -> None:
-        """Raise InvalidParams if the start request `asked` cannot be stored in addition."""
+        """Raise InvalidParams if the session cannot store the start request `asked`, because it
+        would then store too many requests or too many bytes.
+        """
         kept = {**self._kept, str(asked["name"]): asked}
         if len(kept) > MAX_PROCESSES:
             raise InvalidParams(
@@ -135,8 +137,8 @@ class SessionProcesses:
 
 
 def _sent(access: SessionAccess, asked: JsonObject) -> JsonObject:
-    """Return the request to send to the guest. A `start` request also gets the session's
-    environment variables. Raises InvalidParams.
+    """Return the request `asked` in the form that is sent to the guest. Add the session's
+    environment variables to a `start` request. Raises InvalidParams if the request is invalid.
     """
     return checked(with_env(access.session.spec.env, asked) if asked["do"] == "start" else asked)
 

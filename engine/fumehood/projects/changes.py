@@ -206,8 +206,10 @@ async def _top_rules(source: Lease) -> str:
 async def _rules(
     source: Lease, baseline: Baseline, rows: Sequence[Row], differing: Collection[str]
 ) -> dict[str, str]:
-    """Return the rules that now apply in the workspace: directory → the text of its `.gitignore`
-    file. `differing` are the paths that differ from the baseline; only those files are read.
+    """Return the rules that now apply in the workspace, as a mapping from each directory to the
+    text of its `.gitignore` file. `rows` are the guest's entries for all files, and `differing` are
+    the paths that differ from the baseline. Only `.gitignore` files that differ or are new are
+    read.
 
     Raises:
         NotRead: the changed `.gitignore` files are too large, or one was changed while it was read.
@@ -236,11 +238,12 @@ async def _rules(
 def _not_left_out(
     baseline: Baseline, texts: Mapping[str, str], differing: Sequence[Row]
 ) -> list[Row]:
-    """Return those rows whose paths are in the baseline, or that no rule leaves out. `texts` maps
-    each directory to the text of its `.gitignore` file.
+    """Return `differing` without the files that are new and that a `.gitignore` rule leaves out.
+    Files that are in the baseline are kept in any case. `texts` maps each directory to the text of
+    its `.gitignore` file.
 
     Raises:
-        NotRead: to evaluate the rules would take too much time or memory.
+        NotRead: the evaluation of the rules would take too much time or memory.
     """
     rules = IgnoreRules()
     try:
@@ -279,8 +282,10 @@ async def stage(source: Lease, found: Changes, wanted: Sequence[Change], write: 
 
 
 async def _read(source: Lease, rows: Sequence[Row]) -> tuple[dict[str, Entry], dict[str, bytes]]:
-    """Read the files to which these rows belong. Return two mappings: the path of each file and
-    link → its entry, and the path of each file that is small enough to be shown → its content.
+    """Read the files and links that `rows`, entries in the guest's list of files, describe.
+
+    Return two mappings. The first maps the path of each file or link to its entry. The second maps
+    the path of each file that is small enough to be shown to its content.
     """
     entries: dict[str, Entry] = {}
     texts: dict[str, bytes] = {}
@@ -304,8 +309,8 @@ async def _read(source: Lease, rows: Sequence[Row]) -> tuple[dict[str, Entry], d
 
 
 def _is_same(row: Row, baseline: Baseline) -> bool | None:
-    """Return whether the file or link of a row is the same as in the baseline. Return None if only
-    a hash of its content can tell.
+    """Return whether a file or link is the same as in the baseline. `row` is its entry in the
+    guest's list of files. Return None if only a hash of the content can tell.
     """
     path, size, can_run, version = row
     before = baseline.tree.get(path)
@@ -318,8 +323,8 @@ def _is_same(row: Row, baseline: Baseline) -> bool | None:
 
 
 async def _differing(source: Lease, baseline: Baseline, rows: Sequence[Row]) -> list[Row]:
-    """Return the rows of those files and links that differ from the baseline or could not be
-    hashed.
+    """Return those of `rows` whose files or links differ from the baseline, or could not be hashed.
+    `rows` are entries in the guest's list of files.
     """
     unknown: list[Row] = []
     differing: list[Row] = []
@@ -385,10 +390,12 @@ class _Diffs:
 def patch_of(
     changes: Sequence[Change], conflicts: Collection[str], old: Texts, new: Texts
 ) -> tuple[str, bool]:
-    """Return a patch, and whether it only names some files instead of showing their changes.
+    """Return a patch that contains the changes. Also return whether the patch only names some
+    files, because their changes cannot be shown.
 
-    `old` maps the paths of files that can be shown to their contents before the changes, and `new`
-    to their contents after the changes.
+    `conflicts` are the paths at which the host's files conflict with the changes. `old` maps the
+    paths of files that can be shown to their contents before the changes, and `new` to their
+    contents after the changes.
     """
     parts: list[str] = []
     room = MAX_PATCH_BYTES
@@ -442,6 +449,7 @@ def shown(
     """Return the changes in the form in which approvers see them. `directory` is the project
     directory on the host.
 
+    `conflicts` maps each path at which the host's file conflicts with the change to the reason.
     `old` maps the paths of files that can be shown to their contents before the changes, and `new`
     to their contents after the changes.
     """
@@ -529,8 +537,10 @@ def _shown_diff(change: Change, old: Texts, new: Texts, diffs: _Diffs) -> JsonOb
 def _file_patch(
     change: Change, conflicts: Collection[str], old: Texts, new: Texts, diffs: _Diffs
 ) -> tuple[str, bool]:
-    """Return the section of a patch for one file, and whether it shows the whole change. `old` and
-    `new` are those of `patch_of`.
+    """Return the section of a patch for one file, and whether this section shows the whole change.
+
+    The other parameters are the same as in `patch_of`: the paths in conflict, and the contents of
+    files before (`old`) and after (`new`) the changes. `diffs` makes the diff.
     """
     before, after = change.before, change.after
     if before is not None and after is not None and before.is_link != after.is_link:

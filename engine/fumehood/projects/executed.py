@@ -93,8 +93,8 @@ _PATTERNS = {tool: re.compile(_pattern(names)) for tool, names in _TABLE.items()
 
 
 def executed_by(path: str) -> str | None:
-    """Return the tool that, by the table, executes a file or link at `path` in a project. Return
-    None if none does.
+    """Return the name of a common tool that executes a file or link at `path` in a project merely
+    because the file exists. Return None if the module's table contains no such tool.
     """
     # Some file systems treat a backslash as a slash.
     looked_at = "/" + "/".join(plain(part) for part in path.replace("\\", "/").split("/"))

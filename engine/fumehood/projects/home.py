@@ -24,14 +24,14 @@ class ProjectHome:
 
     @property
     def value(self) -> JsonObject:
-        """The record as the JSON that is stored with the session. Future versions may add fields,
-        but not change existing ones.
+        """The fields of this object as JSON, which is stored with the session. Future versions may
+        add fields, but not change existing ones.
         """
         return asdict(self)
 
 
 def shown(value: JsonObject) -> str:
-    """Return what users see of the record `value`: the name of the project directory, without its
-    path.
+    """Return the name of the project directory, without its path, for users. `value` is a stored
+    `ProjectHome` (`ProjectHome.value`).
     """
     return PurePath(value["directory"]).name

@@ -38,8 +38,8 @@ journals.
 
 
 class ProjectsPart(EnginePart):
-    """Gives sessions their projects, and undoes the unfinished changes of an engine that was
-    killed.
+    """Connects sessions with the project directories from which their files were copied. At the
+    engine's start, it undoes changes to a project that a killed engine has not finished.
     """
 
     def __init__(self, kernel: Kernel) -> None:
@@ -64,9 +64,10 @@ class ProjectsPart(EnginePart):
         return SessionProject(self._store, access.session_id, ProjectHome(**value), keep)
 
     async def carry_over(self, source: KeptValues, made: KeptValues) -> None:
-        """Give the new session `made` the project of the session `source`, whose files it gets.
+        """Connect the new session `made` with the project of the session `source`. The files of
+        `source` are copied into the new session.
 
-        The list of the files that were copied from the project is passed on as well. Raises
+        The stored list of the files that were copied from the project is copied as well. Raises
         StateUnavailable if this list cannot be read or stored.
         """
         value = source.values.get(NAME)
@@ -78,8 +79,8 @@ class ProjectsPart(EnginePart):
 
     @asynccontextmanager
     async def running(self, made: Composition) -> AsyncIterator[None]:
-        """Delete the lists of copied files of sessions that have ended, regularly while the engine
-        runs.
+        """Create `projects` for the running engine. Until the `with` block ends, regularly delete
+        the stored lists of copied files that belong to ended sessions.
         """
         self.projects = Projects(self._store, made.services.sessions)
         async with AsyncExitStack() as stack:
@@ -92,9 +93,11 @@ class ProjectsPart(EnginePart):
             yield
 
     async def outcomes(self) -> Mapping[str, EngineError | None]:
-        """Undo the unfinished changes of an engine that was killed. Return the outcome of each call
-        that was writing: its id → None if it has written everything, otherwise the error that says
-        it has written nothing.
+        """Undo the unfinished changes of an engine that was killed.
+
+        Return the outcomes of the calls that were writing changes, as a mapping from the id of each
+        call. The value is None if the call has written everything. Otherwise, it is an error that
+        says that the call has written nothing.
         """
         failed, outcomes = await anyio.to_thread.run_sync(self._journals.recover)
         for directory in failed:
@@ -108,7 +111,9 @@ class ProjectsPart(EnginePart):
         await anyio.to_thread.run_sync(self._journals.forget)
 
     def _need(self, is_needed: bool) -> None:
-        """Record in the state whether only engines with this part may use it. Raises StoreError."""
+        """Record in the engine's state whether an engine must have this part to use the state.
+        Raises StoreError if this cannot be recorded.
+        """
         database = self.kernel.database
         if is_needed != (NEEDED in database.read_now(needed_parts)):
             change = need_part if is_needed else release_part

@@ -72,17 +72,17 @@ class _Rule:
 
 
 def is_never(path: str) -> bool:
-    """Whether a project can never contain this path, whatever its rules are."""
+    """Whether a path can never be part of a project, whatever the `.gitignore` files say."""
     return any(map(_is_never_named, path.split("/")))
 
 
 def git_directories(paths: Iterable[str]) -> tuple[str, ...]:
-    """Return those directories among `paths` that git would treat as repositories although they are
-    not called `.git`.
+    """Return the directories that git would treat as repositories although they are not called
+    `.git`. `paths` are all paths in the project. Such directories matter, because git executes
+    programs that the file `config` of a repository names.
 
-    git executes programs that the file `config` of a repository names. Each result is the beginning
-    of paths as `plain` returns them. It ends with a slash, or is empty for the top directory.
-    *Source*: is_git_directory of git.
+    Each result is a normalized path (see `plain`) that ends with a slash, or "" for the top
+    directory. *Source*: is_git_directory of git.
     """
     head, objects, refs, commondir = map(plain, GIT_NAMES)
     names: dict[str, set[str]] = {}
@@ -125,8 +125,8 @@ class TooManyRules(Exception):
 
 
 class IgnoreRules:
-    """The rules of one tree. The rules of a directory must be added before `leave_out` is called
-    for paths in it.
+    """The `.gitignore` rules of one tree of directories. Before `leave_out` is called for a path,
+    the rules of all directories above this path must be added.
 
     If there are too many rules, `add` and `leave_out` raise `TooManyRules`. They never apply only
     some of the rules, because paths that the other rules leave out would then be included.
@@ -187,11 +187,12 @@ class IgnoreRules:
 
 
 def plain_names(text: str) -> tuple[str, ...]:
-    """Return the names that the `.gitignore` file of the top directory leaves out in every
-    directory, so that nothing with such a name needs to be looked at. `text` is the content of the
-    file.
+    """Return the names that the top `.gitignore` file leaves out in every directory. `text` is the
+    content of this file. Files and directories with such a name can be skipped without further
+    checks.
 
-    If the file contains a negated rule, return no names.
+    If the file contains a negated rule, return no names, because such a rule could include a name
+    again.
     """
     names: list[str] = []
     for line in _lines(text)[:MAX_RULES]:
@@ -275,11 +276,11 @@ def _pattern(part: str) -> re.Pattern[str]:
 
 
 def _fits(wanted: Sequence[re.Pattern[str] | None], parts: Sequence[str]) -> tuple[bool, int]:
-    """Return whether the rule `wanted` matches the whole path `parts`, and the number of
-    comparisons that this took.
+    """Return whether a rule matches a path, and the number of comparisons that this took. `wanted`
+    are the patterns of the rule, and `parts` are the names in the path.
 
-    The search goes back only to the last `**`. So the number of comparisons is at most the product
-    of the two lengths.
+    The number of comparisons is at most the product of the two lengths. If a comparison fails, the
+    search goes back only to the last `**`.
     """
     if len(wanted) == 2 and wanted[0] is None and wanted[1] is not None:  # most rules
         return wanted[1].match(parts[-1]) is not None, 1

@@ -57,9 +57,10 @@ def _ran_on_project(
     client: Client, options: dict[str, Any], command: Sequence[str], timeout_s: float | None,
     socket: Path | None, *, as_json: bool,
 ) -> tuple[JsonObject, bool]:  # fmt: skip
-    """Run the command in the session, and ask for approval to write its changes back.
+    """Run the command in the session. If it succeeds and changes files, ask for approval to write
+    the changes back.
 
-    Return the answer that determines the exit code, and whether the session can be ended.
+    Return the last envelope, which determines the exit code, and whether the session can be ended.
     """
     limits = options_of(timeout_seconds=timeout_s, cancel_on_disconnect=True)
     arguments = {"argv": list(command)}

@@ -107,8 +107,8 @@ REPOSITORY = "would be part of a git repository"
 
 
 class Claim(NamedTuple):
-    """A claim of a directory of the host, from which sessions can then be made. `everything` says
-    whether files are copied too that `.gitignore` files exclude.
+    """A claim of a directory of the host. New sessions can be made with copies of the directory.
+    `everything` says whether files that `.gitignore` files exclude are also copied.
     """
 
     directory: Path
@@ -136,8 +136,9 @@ Keep = Callable[[ProjectHome], Awaitable[None]]
 
 
 class ProjectStore:
-    """The baselines and journals of all sessions of an engine. A baseline is the state of a project
-    when it was copied into the session. `saved` is None if the engine has no persistent state.
+    """The baselines of an engine's sessions, and its journals. A baseline is the state of a project
+    when it was copied into the session. A journal records changes to a project, so that they can be
+    undone if the engine is killed. `saved` is None if the engine has no persistent state.
     """
 
     def __init__(self, saved: SavedFiles | None, journals: Journals) -> None:
@@ -218,8 +219,9 @@ class SessionProject:
     _keep: Keep
 
     async def difference(self, lease: Lease) -> JsonObject:
-        """Return the changes in the session's project as JSON, with the fields `diff`, `files`,
-        `truncated` and `unseen`.
+        """Return the changes in the session's project as JSON. The fields are `diff` (a patch),
+        `files` (a list of the changed files), `truncated` (whether the patch omits changes) and
+        `unseen` (paths that are never written to the host).
         """
         found, judged = await self._compare(lease)
         diff, is_cut = await anyio.to_thread.run_sync(
@@ -387,8 +389,9 @@ def _judge(project: ProjectDirectory, found: Changes, baseline: Baseline) -> Jud
 
 
 def _repositories(project: ProjectDirectory, found: Changes) -> tuple[str, ...]:
-    """Return the directories that git would treat as repositories after the session's files were
-    written to the host. git executes programs that the file `config` of a repository names.
+    """Return the directories on the host that git would treat as repositories if the session's
+    files were written there. Such directories matter, because git executes programs that the file
+    `config` of a repository names.
     """
     above = {""} | {
         change.path[: at + 1]
@@ -421,9 +424,11 @@ def _left_out(baseline: Baseline) -> Callable[[str], bool]:
 
 
 def _with_base(conflicts: dict[str, str], baseline: Baseline) -> dict[str, str]:
-    """Return the conflicts with corrected reasons: `ANOTHER` becomes `APPLIED` if the session's
-    changes to the path have been written before, so that the host's file was not compared with the
-    copy.
+    """Return the conflicts, a mapping from paths to reasons, with correct reasons.
+
+    The reason `ANOTHER` says that the host's file differs from the copied file. It is replaced by
+    `APPLIED` for a path to which changes were already written, because the host's file was then
+    compared with these changes.
     """
     return {
         path: APPLIED if why == ANOTHER and path in baseline.applied else why
@@ -480,8 +485,9 @@ class Projects:
         """Claim a directory of the host, so that sessions can be made from it. If `everything` is
         True, files that `.gitignore` files exclude are copied too.
 
-        `proven` says that no proof is needed. Otherwise, the first session that is made from the
-        directory requires a file in it with the name `proof` of the result.
+        If `proven` is True, the caller need not prove that it can write to the directory.
+        Otherwise, the directory must contain an empty file when the first session is made from it.
+        The name of this file is the field `proof` of the result.
 
         Raises:
             InvalidParams: the path is not absolute, or `proven` is True and the path cannot be
@@ -606,9 +612,9 @@ FEED = StreamKind("feed", str(FEED_BYTES))
 
 
 class Feed(Connections):
-    """Sends a project into a container, through the attribute `stream`. The reader there is a
-    program of the engine. Bytes are sent only as fast as it reads. The guest may send nothing but
-    acknowledgements.
+    """Sends the bytes of a project from the host to a program of the engine in the container. The
+    host writes the bytes to the connection `stream`, which sends them only as fast as the program
+    reads. The guest may send nothing but acknowledgements.
     """
 
     def __init__(self, port: StreamPort) -> None:
@@ -622,8 +628,8 @@ class Feed(Connections):
 
 
 async def feed(lease: Lease, pieces: Iterator[bytes]) -> Unpacked:
-    """Send the bytes of a project to the guest while the iterator `pieces` reads them from disk.
-    Return the guest's report of what it has received.
+    """Send a project to the guest. `pieces` reads the project's bytes from disk while they are
+    sent. Return the guest's report of what it has received.
 
     Raises:
         EngineError: the project could not be read, or the guest failed.

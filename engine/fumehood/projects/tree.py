@@ -124,7 +124,7 @@ class ProjectDirectory:
 
     @contextmanager
     def directory(self, path: str) -> Iterator[int]:
-        """Yield a descriptor of the directory `path` in the project. If `path` is empty, it is the
+        """Yield a descriptor of the directory `path` in the project. An empty `path` means the
         project's top directory.
 
         Raises OSError, for example if the path contains a link.
@@ -150,10 +150,9 @@ class ProjectDirectory:
             yield directory, name
 
     def take_proof(self, name: str) -> bool:
-        """Remove the file with which a claimant proves write access. Return False if there is no
-        such file.
-
-        `name` is the name of the file. It must be empty and belong to the engine's user.
+        """Remove the file `name`, with which a claimant proves write access to the directory.
+        Return False if there is no such file, it is not empty, or it does not belong to the
+        engine's user.
         """
         try:
             status = os.stat(name, dir_fd=self._top, follow_symlinks=False)
@@ -167,11 +166,12 @@ class ProjectDirectory:
     # -- reading ---------------------------------------------------------------------------
 
     def look(self, *, everything: bool) -> tuple[list[Found], dict[str, str]]:
-        """Return two values: all files, directories and links of the project, each after its
-        directory, and directory → the text of its `.gitignore` file.
+        """List the project. Return all files, directories and links, and the texts of the
+        `.gitignore` files. In the list, each path comes after its directory. The texts are a
+        mapping from directory to text.
 
-        Paths that the rules leave out, and paths that no project can contain, are not returned. If
-        `everything` is True, `.gitignore` files are ignored.
+        Paths that the `.gitignore` rules leave out, and paths that no project can contain, are not
+        returned. If `everything` is True, `.gitignore` files are ignored.
 
         Raises:
             InvalidParams: there are too many files or rules, or a path cannot be copied.
@@ -238,8 +238,9 @@ class ProjectDirectory:
             raise changed(path) from None
 
     def fed(self, found: Sequence[Found], tree: dict[str, Entry]) -> Iterator[bytes]:
-        """Yield the bytes that the guest reads for its request `take`. Meanwhile, add each file and
-        link in `found` to `tree`.
+        """Yield the bytes in which the project is sent to the guest: for each path in `found`, a
+        description and, if it is a file, its content. Meanwhile, add an entry for each file and
+        link to `tree`.
 
         Raises:
             InvalidParams: a file cannot be read, or was changed after `look`.
@@ -285,8 +286,8 @@ class ProjectDirectory:
             raise changed(one.path)
 
     def entry(self, path: str) -> tuple[Entry | None, bool]:
-        """Return two values: the file or link that is now at `path`, or None if there is neither,
-        and whether anything exists at `path`.
+        """Return the entry of the file or link that is now at `path`, and whether anything exists
+        there. The entry is None if there is neither a file nor a link.
         """
         try:
             with self.parent(path) as (directory, name):

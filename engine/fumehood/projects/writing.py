@@ -109,7 +109,7 @@ class _Journal:
 
 
 class Recovered(NamedTuple):
-    """The result of recovering the journals of an engine that was killed."""
+    """The result of `Journals.recover`, which undoes the unfinished changes of a killed engine."""
 
     failed: list[str]
     """The project directories whose changes could not be undone, and the journals that cannot be
@@ -120,7 +120,8 @@ class Recovered(NamedTuple):
 
 
 class Journals:
-    """The journals of one engine, which are stored in a directory of their own.
+    """The journals of one engine, which are files in a separate directory. Each journal records a
+    set of changes to a project, so that the changes can be undone if the engine is killed.
 
     Invariant: `need(True)` is called before the first journal is written, and `need(False)` only
     after the last journal was removed.
@@ -134,8 +135,9 @@ class Journals:
         Args:
             directory: the directory of the journals. If it is None, no journals are written, so the
                 changes of a killed engine cannot be undone.
-            need: records whether only an engine that can undo changes may use the state. It may
-                raise StoreError.
+            need: a function that records whether there are journals (True or False). While there
+                are journals, only an engine that can undo changes may use the state. It may raise
+                StoreError.
         """
         self._directory = directory
         self._need = need
@@ -191,7 +193,9 @@ class Journals:
             self.write(journal)
 
     def write(self, journal: _Journal) -> None:
-        """Write the present version of a journal to disk. Raises OSError."""
+        """Write the current state of a journal to disk, in place of the earlier state. Raises
+        OSError.
+        """
         if self._directory is None:
             return
         private_directory(self._directory)
@@ -204,7 +208,7 @@ class Journals:
             self._remove(self._directory / _file_name(journal))
 
     def _remove(self, *paths: Path) -> None:
-        """Delete these journals, and record whether any journals are left."""
+        """Delete these journals. Then tell `need` whether any journals are left."""
         with self._turn:
             for path in paths:
                 path.unlink(missing_ok=True)
@@ -218,10 +222,11 @@ def _file_name(journal: _Journal) -> str:
 
 
 class Writing:
-    """Writes one set of changes into a project. This is a context manager, and its methods block.
+    """Writes one set of changes into a project: either all changes or none. This is a context
+    manager, and its methods block.
 
-    First stage each new file with `add`. Then call `write` once. `call_id` is the id of the call
-    that writes the changes.
+    First call `add` for each new or changed file to store its new content in the staging directory.
+    Then call `write` once. `call_id` is the id of the call that writes the changes.
     """
 
     def __init__(self, project: ProjectDirectory, journals: Journals, call_id: str = "") -> None:
@@ -251,8 +256,8 @@ class Writing:
 
     @contextmanager
     def add(self, path: str) -> Any:
-        """Yield an open file for the new content of `path`. The file is in the staging directory.
-        Raises StateUnavailable.
+        """Yield an open file in the staging directory, to which the caller writes the new content
+        of `path`. Raises StateUnavailable if the content cannot be written.
         """
         name = f"new-{len(self._staged)}"
         self._staged[path] = name
@@ -272,7 +277,7 @@ class Writing:
         Raises:
             Conflicts: a file on the host is not as it was copied. Nothing was changed.
             StateUnavailable: the disk is full, or permission is missing. Nothing was changed.
-            OutcomeUnknown: writing failed for one of these reasons, and not everything could be
+            OutcomeUnknown: writing failed, and the changes that were already made could not all be
                 undone.
         """
         journal, project = self._journal, self._project
@@ -303,8 +308,8 @@ class Writing:
                 raise
 
     def _undo(self, error: BaseException) -> None:
-        """Undo the changes after `error`. Raises OutcomeUnknown if not all of them could be
-        undone.
+        """Undo the changes, because `error` has interrupted the writing. Raises OutcomeUnknown if
+        not all changes could be undone.
         """
         self._is_left = True
         try:
@@ -323,8 +328,9 @@ class Writing:
             ) from error
 
     def _plan(self, todo: list[Change], directories: frozenset[str]) -> None:
-        """Add the steps for the changes to the journal. Also set the mode of each staged file, as
-        far as possible to that of the file that it replaces.
+        """Add one step for each change in `todo` to the journal, and set the mode of each staged
+        file. `directories` are the directories in the session, which are not removed if they become
+        empty.
         """
         journal, project = self._journal, self._project
         lacking: set[str] = set()
@@ -358,8 +364,9 @@ class Writing:
                     journal.emptied[path] = stat.S_IMODE(status.st_mode)
 
     def _set_mode(self, change: Change, staged: str) -> tuple[int, int]:
-        """Set the mode of a staged file. Return its inode, and its modification time in
-        nanoseconds.
+        """Set the mode of the staged file to the mode of the file that it replaces, or to 0644 if
+        it replaces none. Only the permission to execute comes from the change. Return the inode of
+        the staged file, and its modification time in nanoseconds.
         """
         assert change.after is not None
         mode = 0o644
@@ -428,10 +435,11 @@ def _conflicts(path: str) -> Iterator[None]:
 
 
 def _put_back(project: ProjectDirectory, journal: _Journal) -> bool:
-    """Undo those steps of a journal that were carried out. This may be repeated.
+    """Undo the steps of a journal, as far as they were carried out. This function can be called
+    again after it was interrupted.
 
-    Return False if another program wrote to a path meanwhile, so that not everything is as before.
-    An old file whose path is taken is stored beside that path, or in the top directory of the
+    Return False if not everything is as before, because another program wrote to a path meanwhile.
+    If a path is taken, the old file is stored beside the path, or in the top directory of the
     project.
 
     Raises OSError.
@@ -467,8 +475,8 @@ def _put_back(project: ProjectDirectory, journal: _Journal) -> bool:
 
 @contextmanager
 def _parent_or_top(project: ProjectDirectory, path: str) -> Iterator[tuple[int, bool]]:
-    """Yield a descriptor of the directory of `path`, and False. If this directory cannot be opened,
-    yield a descriptor of the project's top directory, and True.
+    """Yield a descriptor of the directory that contains `path`, and False. If this directory cannot
+    be opened, yield a descriptor of the project's top directory, and True.
     """
     with ExitStack() as stack:
         try:

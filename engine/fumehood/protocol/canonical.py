@@ -17,7 +17,8 @@ from fumehood.protocol.strict_json import MAX_SAFE_INTEGER
 
 
 def canonical(value: Any) -> bytes:
-    """Return the canonical text of a JSON value, as UTF-8.
+    """Return the canonical text of a JSON value, as UTF-8. Equal values have the same canonical
+    text.
 
     Raises:
         ValueError: the value is not a JSON value.
@@ -31,9 +32,10 @@ def digest_of(value: Any) -> str:
 
 
 def _text(value: Any) -> str:
-    """Return the canonical text of a JSON value. Strings are encoded without the library `rfc8785`,
-    but in the same form, because the library takes seconds for a string of a few MB with many line
-    breaks.
+    """Return the canonical text of a JSON value.
+
+    Strings are encoded without the library `rfc8785`, but in the same form. The library would take
+    seconds for a string of a few MB with many line breaks.
     """
     if isinstance(value, str):
         return encode_basestring(value)

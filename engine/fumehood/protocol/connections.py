@@ -46,10 +46,12 @@ MAX_SEGMENT_BYTES = _HEAD.size + PIECE_BYTES
 
 
 class Segment(NamedTuple):
-    """One message about a connection: a step, such as `DATA` or `CLOSED`, and its data.
+    """One message about a connection, which is one of many byte streams in a stream of the
+    container. It contains a step, such as `DATA` or `CLOSED`, the number of the connection, and
+    data.
 
-    It is sent as the body of a stream's frame. The body is binary, because encoding JSON would take
-    most of the time of a transfer.
+    A segment is the body of a stream's frame. It is binary, because encoding JSON would take most
+    of the time of a transfer.
     """
 
     step: int
@@ -57,7 +59,7 @@ class Segment(NamedTuple):
     data: bytes = b""
 
     def encode(self) -> bytes:
-        """Return the segment in the form of a body of a stream's frame."""
+        """Return the segment as bytes, which form the body of a stream's frame."""
         return _HEAD.pack(self.step, self.number) + self.data
 
     @classmethod
@@ -81,5 +83,7 @@ class Segment(NamedTuple):
 
 
 def taken(number: int, count: int) -> Segment:
-    """Return the segment that reports that `count` bytes of a connection were consumed."""
+    """Return the segment that reports that the receiver has consumed `count` bytes of the
+    connection with this number.
+    """
     return Segment(TAKEN, number, count.to_bytes(4, "big"))

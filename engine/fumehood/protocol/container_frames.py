@@ -137,7 +137,9 @@ class ContainerReset(StrictFrame):
 
 
 class ContainerProcess(StrictFrame):
-    """The state of a registered process. Every field is an unverified claim of the guest."""
+    """The state of a registered process, that is, of a background process that a session's tool
+    started. Every field is an unverified claim of the guest.
+    """
 
     key: ClassVar[str] = "process"
     name: str = Field(pattern=PROCESS_NAME)
@@ -153,8 +155,8 @@ class ContainerProcess(StrictFrame):
 
 
 class ContainerPiece(StrictFrame):
-    """A piece of a registered process's output. The piece begins at the position `offset` in the
-    output.
+    """A piece of the output of a background process. `offset` is the position in the output at
+    which the next piece begins. `skipped` is the number of lost bytes before this piece.
     """
 
     key: ClassVar[str] = "output"
@@ -165,15 +167,17 @@ class ContainerPiece(StrictFrame):
 
 
 class ContainerFault(StrictFrame):
-    """The refusal of a request about registered processes. `message` says why it was refused."""
+    """The refusal of a request about a session's background processes. `message` says why the guest
+    has refused it.
+    """
 
     kind: Literal["invalid", "not_found", "unavailable"]
     message: str
 
 
 class ContainerAnswer(StrictFrame):
-    """The answer to a request about registered processes. Exactly one of the last four fields is
-    set.
+    """The answer to a request about a session's background processes. Exactly one of the fields
+    `process`, `processes`, `output` and `fault` is set.
     """
 
     op: Literal["process"]
@@ -203,8 +207,8 @@ class ContainerAnswer(StrictFrame):
 
 
 class ContainerProcesses(StrictFrame):
-    """The number of registered processes that are running. The guest sends this frame when one has
-    ended.
+    """The number of background processes that are running in a session. The guest sends this frame
+    when a process has ended.
     """
 
     op: Literal["processes"]
@@ -272,10 +276,12 @@ def run_frames(
     trial: tuple[str, str] | None = None,
 ) -> list[JsonObject]:
     """Return the frames that start a run. Long arguments are sent in pieces, as `part` frames
-    before the `run` frame. The module's docstring explains `keep`, `live`, `thin` and `trial`.
+    before the `run` frame.
 
-    `streams` maps the kind of each of the run's streams to a text for the guest's code that serves
-    this stream.
+    `keep` leaves files and variables for the next run. `live` means that a client follows the
+    output and the progress. `thin` means that the program seems to need no preloaded modules.
+    `streams` maps the kind of each of the run's streams to a text for the code in the guest that
+    serves the stream. `trial` is what to do with the variables of a trial, and the trial's token.
     """
     run: JsonObject = {
         "op": "run",

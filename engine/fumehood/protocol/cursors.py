@@ -18,7 +18,9 @@ MAC_BYTES = 16
 
 
 class Cursors:
-    """Creates and reads cursors with a secret key that belongs to this object."""
+    """Creates and reads cursors, which are positions in lists that clients can send back but not
+    forge. The secret key belongs to this object.
+    """
 
     def __init__(self, key: bytes) -> None:
         self._key = key

@@ -88,9 +88,9 @@ enough for a private RSA key of 4096 bits in one line, as in a `repr`.
 def whole_words(text: str, most: int) -> str:
     """Return a text cut to at most `most` characters. A text that was cut ends with "…".
 
-    The cut is at the end of a word, so that a part of a secret key never remains. This is necessary
-    because the host redacts keys only later, and could not recognize half a key. If the word at the
-    cut is longer than any key, only as many characters as the longest key has are removed from it.
+    The cut is at the end of a word, so that no part of a secret key remains. The host redacts keys
+    only later, and could not recognize half a key. If the last word is longer than any key, only
+    `MAX_KEY_CHARACTERS` characters are removed from its end.
     """
     if len(text) <= most:
         return text
@@ -99,8 +99,9 @@ def whole_words(text: str, most: int) -> str:
 
 
 def before_word(text: str) -> str:
-    """Return a text that was cut off without its last word, which may be incomplete. If this word
-    is longer than `MAX_KEY_CHARACTERS`, only its last `MAX_KEY_CHARACTERS` characters are removed.
+    """Return a text without its last word. The text was cut off, so this word may be incomplete. If
+    the word is longer than `MAX_KEY_CHARACTERS`, remove only its last `MAX_KEY_CHARACTERS`
+    characters.
     """
     return max(text.rstrip(OF_WORDS), text[:-MAX_KEY_CHARACTERS], key=len)
 

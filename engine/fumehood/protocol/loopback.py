@@ -16,8 +16,8 @@ BACKLOG = 2048
 
 
 def listen_on(host: str, port: int, *, anywhere: bool = False) -> socket.socket:
-    """Return a socket that listens on a loopback address. If `anywhere` is True, the address may be
-    any. If `port` is 0, the operating system chooses a free port.
+    """Return a socket that listens on `host` and `port`. `host` must be a loopback address, unless
+    `anywhere` is True. If `port` is 0, the operating system chooses a free port.
 
     Raises:
         ValueError: `host` is not a loopback address, and `anywhere` is False.
@@ -37,7 +37,8 @@ def listen_on(host: str, port: int, *, anywhere: bool = False) -> socket.socket:
 
 def own_names(host: str, port: int) -> frozenset[str]:
     """Return the values that the `Host` header may have in requests to this server. These are the
-    server's address and `localhost`, each with the port.
+    server's address and `localhost`, each with the port. For port 80, they are also valid without
+    the port.
     """
     names = {f"[{host}]" if ":" in host else host, "localhost"}
     return frozenset({f"{name}:{port}" for name in names} | (names if port == 80 else set()))

@@ -32,7 +32,9 @@ class StrictFrame(BaseModel):
 
 
 class GuestReady(StrictFrame):
-    """The guest's report that it is ready. It contains the limits that the guest has tested."""
+    """The guest's report that it is ready. `enforces` says for each limit that the guest has tested
+    whether the limit holds.
+    """
 
     op: str
     enforces: dict[str, bool]
@@ -97,8 +99,8 @@ def parse_guest_frame(message: dict[str, Any]) -> GuestFrame:
 
 
 def parse_frame(message: dict[str, Any], kinds: Mapping[str, type[Frame]]) -> Frame:
-    """Parse a frame, and return it as an object of its model. The field `op` of the frame names its
-    kind, and `kinds` maps each kind to its model.
+    """Parse a frame as one of the models in `kinds`, and return it as an object of this model.
+    `kinds` maps each value that the frame's field `op` can have to a model.
 
     Raises:
         FrameError: the message is of an unknown kind, or is invalid.
@@ -140,15 +142,16 @@ def limits_in_frame(limits: Limits) -> JsonObject:
 
 
 def lend_frame(loan_id: int, memory_bytes: int, cpu_s: float) -> JsonObject:
-    """Return the frame with which the host requests a child from the guest, to communicate with the
-    child directly. `loan_id` identifies the request. The limits apply to the child.
+    """Return the frame with which the host asks the guest for a child process, with which the host
+    then communicates directly. `loan_id` identifies the request. The limits apply to the child
+    process.
     """
     return {"op": "lend", "id": loan_id, "memory_bytes": memory_bytes, "cpu_s": cpu_s}
 
 
 def program_request(program: str, arguments: JsonObject, limits: Limits) -> JsonObject:
-    """Return the request that starts a run in a child. The host or the supervisor sends it to the
-    child.
+    """Return the request that makes a child process of the guest run a program. The host or the
+    guest's supervisor sends it to the child process.
     """
     return {"program": program, "output_bytes": limits.output_bytes, "arguments": arguments}
 

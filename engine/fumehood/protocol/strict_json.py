@@ -156,8 +156,8 @@ def _is_unicode(text: str) -> bool:
 
 
 def _decode(text: str) -> Any:
-    """Decode a document like `JSONDecoder.decode`, but faster. That method spends half of its time
-    on white space around the document.
+    """Return the value of a document, like `JSONDecoder.decode`, but faster. `JSONDecoder.decode`
+    spends half of its time on white space around the document.
     """
     if text[:1] == "{":
         value, end = _DECODER.raw_decode(text)

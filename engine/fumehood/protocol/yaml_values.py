@@ -39,8 +39,8 @@ class YamlError(ValueError):
 
 
 def loads(text: str, lines: Lines | None = None, *, number_keys: bool = False) -> Any:
-    """Parse one document, and return its value. If `lines` is given, add the line of every value to
-    `lines`.
+    """Parse one YAML document, and return its value. If `lines` is given, add the line of every
+    value to `lines`.
 
     If `number_keys` is True, a key may be an integer, such as an HTTP status. Such a key is read as
     a string.

@@ -22,8 +22,9 @@ HEADER_BYTES = 32
 
 
 class Recorder:
-    """Records the requests and answers of one call, up to a maximum size. `room` is the number of
-    bytes that may still be recorded, and `left_out` the number of exchanges that are not recorded.
+    """Records the exchanges of one call, which are the requests of its program with the answers.
+    `room` is the number of bytes that may still be recorded. `left_out` is the number of exchanges
+    that are not recorded.
     """
 
     def __init__(self) -> None:
@@ -32,9 +33,10 @@ class Recorder:
         self.room = MAX_RECORDED_BYTES
 
     def begin(self, request: ProgramRequest, status: int, headers: Headers) -> Recording:
-        """Begin to record the answer to `request`. `status` and `headers` are those of the answer.
+        """Begin to record the answer to `request`, and return an object that records the answer's
+        body. `status` and `headers` are those of the answer.
 
-        The exchange counts as left out until `Recording.finish` is called.
+        Until `Recording.finish` is called, the request counts as not recorded (`left_out`).
         """
         self.left_out += 1
         self.room -= len(request.url) + sum(
@@ -65,8 +67,8 @@ class Recording:
             self.body += piece
 
     def finish(self, digest: str | None) -> None:
-        """Add the complete exchange to the recorder. If the recorder has no more room, the exchange
-        stays left out.
+        """Add the request and its complete answer to the recorder. If the recorder has no more
+        room, add nothing, so that the request still counts as not recorded.
 
         `digest` is the SHA-256 of the request's body, or None if the gateway did not read this
         body.
@@ -91,10 +93,10 @@ class Recording:
 
 
 class Player:
-    """Answers requests from a cassette.
+    """Answers requests from a cassette, which contains recorded requests and their answers.
 
-    Each recorded exchange answers one request. Identical requests get their answers in the recorded
-    order.
+    Each recorded answer is used for only one request. Identical requests get their answers in the
+    recorded order.
     """
 
     def __init__(self, cassette: Cassette) -> None:
@@ -122,8 +124,8 @@ class Player:
 
 
 class CassetteTape(Tape):
-    """Records the requests of one run if `recorder` is given. Answers them from a cassette if
-    `player` is given. It can do both.
+    """Records the requests and answers of one run if `recorder` is given. Answers the requests from
+    recorded answers if `player` is given. If both are given, it does both.
     """
 
     def __init__(self, recorder: Recorder | None, player: Player | None) -> None:

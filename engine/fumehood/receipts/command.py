@@ -57,10 +57,11 @@ def replay(
 
 @contextmanager
 def _sessions(socket: Path | None, *, as_json: bool) -> Iterator[Callable[[Receipt], JsonObject]]:
-    """Yield a function that returns, for a receipt, the call options that name its session.
+    """Yield a function that takes a receipt and returns the call options for repeating its call in
+    a new session.
 
-    For each session in the receipts, the function creates one new session, which ends when the
-    `with` block ends. For a receipt without a session, it returns no options.
+    For all receipts of the same old session, the function uses the same new session, which ends
+    when the `with` block ends. For a receipt without a session, it returns no options.
     """
     from fumehood.receipts.receipt import SESSION_WISHES
 

@@ -38,7 +38,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """What was recorded during a run for its receipt, in addition to the answer of the call.
+    """What a run recorded for its receipt, besides the answer that the caller receives: the
+    program's requests and answers (`network`), and hashes of files.
 
     `digests` maps the kind (`file` or `image`) and the path of each returned file to its SHA-256.
     """
@@ -56,13 +57,16 @@ class Receipts(EnginePart):
 
     @asynccontextmanager
     async def running(self, made: Composition) -> AsyncIterator[None]:
-        """Keep the engine's services for `answered`, because the engine starts."""
+        """Store the engine's services when the engine starts, because `answered` needs them."""
         self._services = made.services
         yield
 
     @asynccontextmanager
     async def around(self, run: ToolRun, before: Sequence[Given]) -> AsyncIterator[Given | None]:
-        """Yield a tape if the call asks for a receipt or replays one. Otherwise yield None."""
+        """Yield an object that records the run's network requests, answers them from a receipt, or
+        both, as the call's options demand. Yield None if the call neither asks for a receipt nor
+        replays a receipt.
+        """
         options = run.request.options
         recorder = Recorder() if RECEIPT.of(options) else None
         replayed = REPLAY.of(options)
@@ -85,8 +89,8 @@ class Receipts(EnginePart):
     async def answered(
         self, call: CallContext, outcome: Outcome, data: JsonObject
     ) -> Mapping[str, Any]:
-        """If the call asked for a receipt, store the receipt, and return the answer's field
-        `receipt` with a link to it. Otherwise return nothing.
+        """Store the receipt if the call asked for it. Return the additional field `receipt` of the
+        answer, which links to the receipt. If there is no receipt, return an empty mapping.
         """
         for one in outcome.kept:
             if isinstance(one, Recorded):
@@ -169,7 +173,9 @@ def _receipt(
 
 
 def _redacted(exchange: Exchange, redactor: Redactor) -> Exchange:
-    """Return an exchange in which secrets are redacted that came from the server."""
+    """Return a copy of the exchange in which secrets are redacted. Only the URL, the answer's
+    headers and the answer's body are searched.
+    """
     shown, count = redactor.value(exchange.model_dump(include={"url", "headers"}))
     body = base64.b64decode(exchange.body_base64)
     # Latin-1 keeps every byte, but a secret with other characters can be found only in UTF-8.
@@ -190,8 +196,8 @@ def _is_utf8(body: bytes) -> bool:
 
 
 def _with_digests(fields: JsonObject, recorded: Recorded, cuts: tuple[CutText, ...]) -> JsonObject:
-    """Return the fields of an answer for a receipt. The contents of files are replaced by hashes,
-    and texts in `cuts` are shortened.
+    """Return the fields of an answer in the form that a receipt contains. The contents of files are
+    replaced by hashes. Each text in `cuts` is replaced by its beginning and its end.
     """
     return {
         **fields,

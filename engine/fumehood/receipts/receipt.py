@@ -76,12 +76,13 @@ class Cassette(StrictValue):
 
 
 class Receipt(StrictValue):
-    """The receipt of one call of a program.
+    """The inputs and the results of one call that ran a program, so that the call can be repeated.
 
     * `options` are the call options with which the call can be repeated.
     * `session` is the session of the call: its id, and the fields from which a similar session can
       be created.
     * `place` names the image, its digest, the runtime and the versions of packages.
+    * `network` contains the program's requests and the answers to them.
     * `fields` are the fields of `data` in the call's answer. If the call failed, they are those of
       `error.details`.
     """

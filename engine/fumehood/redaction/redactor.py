@@ -119,8 +119,8 @@ can use the same name.
 
 
 class Redactor:
-    """Replaces each match in texts and JSON values by `[redacted]`, by the rules of one engine.
-    While the engine runs, `learn` adds secrets.
+    """Replaces secrets in texts and JSON values by `[redacted]`. A match is a secret that `learn`
+    has added, or a text that matches a pattern in the settings.
     """
 
     def __init__(self, settings: RedactionSettings | None = None) -> None:
@@ -129,7 +129,7 @@ class Redactor:
         self._compile()
 
     def learn(self, secret: str) -> None:
-        """Replace `secret` from now on.
+        """Add a secret. From now on, `secret` is replaced wherever it occurs.
 
         Raises:
             ValueError: the secret is so short that it would also match ordinary text.
@@ -141,7 +141,9 @@ class Redactor:
             self._compile()
 
     def text(self, text: str) -> tuple[str, int]:
-        """Return the text with each match replaced, and the number of matches."""
+        """Return the text in which each match is replaced by `[redacted]`, and the number of
+        matches.
+        """
         if self._pattern is None:
             return text, 0
         try:
@@ -151,7 +153,9 @@ class Redactor:
         return found
 
     def is_clean(self, texts: Iterable[str]) -> bool:
-        """Whether the texts certainly contain no match. False does not mean that there is one."""
+        """Whether the texts certainly contain no secret to redact. If the result is False, the
+        texts may still contain no secret.
+        """
         if self._pattern is None:
             return True
         try:
@@ -160,12 +164,12 @@ class Redactor:
             return False
 
     def line(self, text: str) -> str:
-        """Return a short text with each match replaced. The matches are not counted."""
+        """Return a short text in which each match is replaced by `[redacted]`."""
         return self.text(text)[0]
 
     def value(self, value: Any) -> tuple[Any, int]:
-        """Return two values: a JSON value with each match in its texts, keys and numbers replaced,
-        and the number of matches.
+        """Redact a JSON value. Return the value with each match in its texts, keys and numbers
+        replaced, and the number of matches.
         """
         if isinstance(value, str):
             return self.text(value)
@@ -185,8 +189,8 @@ class Redactor:
         return changed, total
 
     def _number(self, value: Any) -> tuple[Any, int]:
-        """Return two values: the number, or `[redacted]` if it contains a match, and the number of
-        matches. None, True and False are returned unchanged.
+        """Redact a number. Return `[redacted]` if the number contains a match, otherwise the number
+        itself, and the number of matches. None, True and False are returned unchanged.
         """
         if not self._reads_numbers or isinstance(value, bool) or value is None:
             return value, 0
@@ -194,8 +198,9 @@ class Redactor:
         return (REDACTED, count) if count else (value, 0)
 
     def may_match(self, encoded: bytes) -> bool:
-        """Whether a value may contain a match. `encoded` is the value as JSON. False is certain;
-        True does not mean that there is a match. This check is fast.
+        """Whether a value may contain a secret to redact. `encoded` is the value as JSON. If the
+        result is False, the value certainly contains no secret. This check is fast, so it may
+        return True for a value without a secret.
         """
         return self._pattern is not None and (
             self._beginnings is None or self._beginnings.search(encoded) is not None
@@ -217,9 +222,10 @@ class Redactor:
         return StreamRedactor(self)
 
     def piece(self, text: str, start: int, end: int) -> tuple[str, int]:
-        """Return two values: `text[start:end]` with each match replaced, and the number of matches.
+        """Redact the part `text[start:end]` of a text. Return this part with each match replaced,
+        and the number of matches.
 
-        The text before `start` serves only to decide whether a word begins at `start`.
+        The text before `start` is not returned. It only decides whether a word begins at `start`.
         """
         if self._pattern is None:
             return text[start:end], 0
@@ -231,11 +237,11 @@ class Redactor:
         return "".join([*parts, text[at:end]]), count
 
     def settled(self, text: str, start: int) -> int:
-        """Return the position in `text` up to which the stream can be passed on now, with its
-        matches replaced. A match may begin at this position or later, and continue in the next
-        piece.
+        """Return the position in `text` up to which a stream can be redacted and passed on now. The
+        rest must be held back, because it may contain the beginning of a match that continues in
+        the next piece of the stream.
 
-        The text before `start` has already been passed on.
+        `text` is the end of the stream so far. Its part before `start` was already passed on.
         """
         if self._pattern is None:
             return len(text)
@@ -283,7 +289,9 @@ class Redactor:
 
 
 class StreamRedactor:
-    """Redacts one stream. Pass the pieces to `feed`, then call `finish`."""
+    """Redacts a text that arrives in pieces. Pass each piece to `feed`, then call `finish` once.
+    `count` is the number of matches so far.
+    """
 
     def __init__(self, redactor: Redactor) -> None:
         self.count = 0
@@ -330,21 +338,22 @@ def _is_file(name: str, value: Any) -> bool:
 
 
 def complete(text: str, longest: int, *, in_lines: bool) -> int:
-    """Return a position in `text`. Every secret value that begins before it also ends in the text;
-    a value that begins there or later may continue after the text.
+    """Return the first position in `text` at which an incomplete secret may begin. Every secret
+    that begins before this position also ends in `text`.
 
-    `longest` is the length of the longest secret value, or 0 if there are no values. `in_lines`
-    says that no value contains a line break. The result does not depend on the values themselves.
-    Otherwise, the author of a text could guess a value character by character, from how much of the
-    text is held back.
+    `longest` is the length of the longest secret, or 0 if there are no secrets. `in_lines` says
+    that no secret contains a line break.
+
+    The result does not depend on the content of the secrets. If it did, the author of a text could
+    guess a secret character by character, from how much of the text is held back.
     """
     line = text.rfind("\n") + 1 if in_lines else 0
     return max(line, len(text) - max(0, longest - 1))
 
 
 def _begun(text: str, word: str) -> int:
-    """If `text` ends in the middle of `word`, return the position where `word` begins. Otherwise
-    return the length of the text. If there are several such positions, return the first.
+    """Return the position at which `word` begins if `text` ends with an incomplete `word`. If there
+    are several such positions, return the first. If there is none, return the length of `text`.
 
     Use this function only for words that are not secret.
     """

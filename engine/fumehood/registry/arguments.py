@@ -58,10 +58,11 @@ def source_of(executor: str) -> str:
 
 
 def without_empty_twins(executor: str, arguments: JsonObject) -> JsonObject:
-    """Return a call's arguments without unintended empty values. An empty argument is removed if an
-    argument that excludes it is also given.
+    """Return a call's arguments without an empty argument if another argument is given that
+    excludes it.
 
-    Models and frameworks that fill in every parameter send such empty arguments.
+    Some models and frameworks fill in every parameter, so they send empty arguments that the caller
+    did not intend.
     """
     model = arguments_of(executor)
     if model is None:
@@ -84,8 +85,8 @@ def _without_empty(given: Any, exclusive: tuple[tuple[str, str], ...]) -> Any:
 
 
 def argument_schema(executor: str) -> JsonObject:
-    """Return the JSON Schema of all arguments of an executor. It is also the schema of a tool that
-    does not narrow these arguments.
+    """Return the JSON Schema of all arguments that an executor accepts. A tool has the same schema,
+    unless its definition restricts the arguments further.
 
     In the schema, required arguments and alternatives come first.
 

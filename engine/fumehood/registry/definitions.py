@@ -274,8 +274,8 @@ LOCAL_TYPES = ("BUILTIN", "NATIVE")
 
 @dataclass(frozen=True, slots=True)
 class Remote:
-    """A type of tools that another service runs. A definition from outside the engine can only have
-    such a type.
+    """A type of tools that the engine does not run itself, because another service runs them. A
+    definition that comes from outside the engine must have such a type.
     """
 
     executor: str
@@ -284,8 +284,8 @@ class Remote:
 
 
 def remote_types() -> dict[str, Remote]:
-    """Return the types of tools that another service runs, by the name of the type. They are in the
-    order of `ToolType`.
+    """Return the tool types whose tools another service runs, as a mapping from the name of the
+    type. The mapping is in the order of `ToolType`.
     """
     added = {one.type: Remote(name, one.fields) for name, one in _added().items()}
     return {kind.value: added[kind.value] for kind in ToolType if kind.value in added}
@@ -345,8 +345,8 @@ _USE_A_REFERENCE = "write ${secret:NAME} instead of a literal"
 
 
 def rest_faults(document: JsonObject) -> Iterator[str]:
-    """Yield every fault in the fields that a definition can have only if another service runs the
-    tool (`FIELDS`).
+    """Yield the faults in the fields `FIELDS` of a definition, such as `endpoint`. A definition can
+    have these fields only if another service runs the tool.
     """
     kind = document.get("type", "NATIVE")
     if not isinstance(kind, str):

@@ -124,8 +124,9 @@ def _configured(
 
 
 def _disabled(definition: ToolDefinition, setting: str) -> tuple[ToolDefinition, str]:
-    """Return the definition, marked as disabled, and the reason for messages. The reason names the
-    setting that enables the tool. A disabled tool is shown in lists, but is not offered to models.
+    """Return the definition, marked as disabled, and the reason. The reason is a text that names
+    the setting with which the operator can enable the tool. A disabled tool is shown in lists, but
+    is not offered to models.
     """
     return definition.model_copy(update={"is_active": False}), (
         "It would give agents access to the network, and the configuration does not allow it; the "
@@ -216,8 +217,8 @@ def register_all(registry: ToolIndex, tools: Iterable[Tool], private: Sequence[P
 def import_paths(registry: ToolIndex) -> frozenset[str]:
     """Return the import paths of all sandboxed functions.
 
-    If there are none, the engine does not start the jail. Functions are registered only at the
-    engine's start, so the jail would never be used.
+    The engine starts the jail, the sandbox for functions, only if this set is not empty. This is
+    sufficient, because functions are registered only at the engine's start.
     """
     versions = (tool for name in registry for tool in registry.versions(name.definition.name))
     return frozenset(
@@ -264,8 +265,8 @@ def register_function(
 
 
 class _NotFound(Exception):
-    """Another process cannot find a function, or must not be given its import path. The message
-    gives the reason.
+    """A function cannot be used as a tool, because another process cannot find it or must not be
+    given access to its import path. The message gives the reason.
     """
 
 

@@ -67,8 +67,9 @@ class Service(Protocol):
     """A service that runs tools which a part has registered."""
 
     def bound(self) -> JsonObject:
-        """Return the settings of the service that determine what a call does. An approval is valid
-        only while these settings stay the same, although approvers see only some of them.
+        """Return the settings of the service that determine what a call does. If one of these
+        settings changes, approvals that were given before are no longer valid. Approvers see only
+        some of these settings.
         """
 
 
@@ -98,9 +99,9 @@ def tool_of_document(
     document: Any, source: str, secrets: SecretBindings = NO_SECRETS
 ) -> RegisteredTool:
     """Check the definition of a tool that comes from outside the engine, and return the tool. The
-    tool is not added to an index.
+    tool is not added to an index. `source` says where the tool comes from (see `Source`).
 
-    The definition may refer to those `secrets` that are bound to the tool.
+    The definition may refer only to those `secrets` that are bound to the tool.
 
     Raises:
         InvalidDefinition: the document has faults. The error lists all of them.
@@ -121,9 +122,10 @@ class ToolIndex:
     """All registered tools by name and version. Their definitions may refer to the secrets in
     `secrets`.
 
-    External tools are never registered. The function `external` returns the tool for a name that
-    begins with `external:`, and for the name `net`. `coming` are prefixes of the names of tools
-    that may be registered later.
+    External tools, which run outside the engine, are never registered. The function `external`
+    returns the tool for a name that begins with `external:`. It also returns the tool `net`, which
+    represents network requests of programs. `coming` are prefixes of the names of tools that may be
+    registered later.
     """
 
     def __init__(
@@ -384,8 +386,9 @@ ANY_ARGUMENTS: JsonObject = {"type": "object", "additionalProperties": True}
 
 
 class ExternalTools:
-    """The external tools of one configuration, and the tool `net`. Call the object with a reference
-    to get the tool.
+    """The external tools of one configuration. Callers run these tools themselves, and the engine
+    only decides on the calls. The object also contains the tool `net`, which represents network
+    requests of programs. Call the object with a reference to get the tool.
 
     `declared` maps names without the prefix `external:` to settings. Other external tools get the
     default settings.
@@ -465,8 +468,8 @@ class ToolFilter:
 
     @property
     def listing(self) -> str:
-        """A name for the list of tools that this filter accepts. A cursor is valid only for the
-        list for which it was made.
+        """A text that identifies the list of tools that this filter accepts. It is used to check
+        that a cursor belongs to this list.
         """
         return "tools" + strict_json.dumps([self.category, self.tag, self.type]).decode()
 

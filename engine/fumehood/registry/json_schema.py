@@ -94,11 +94,11 @@ class CompiledSchema:
         self._filled_in = {name for name, said in properties.items() if "default" in said}
 
     def is_plainly_right(self, document: JsonObject) -> bool:
-        """Return whether a document passes the fast path. Such a document is valid and complete.
+        """Check quickly whether a document is valid and complete. If the result is False, only the
+        full validation can decide.
 
         A complete document has no unknown parameter, and has a value for every parameter with a
-        default. If the result is False, only the full validation can decide whether the document is
-        valid.
+        default.
         """
         keys = document.keys()
         is_whole = keys <= self._named and self._filled_in <= keys
@@ -411,8 +411,8 @@ _TYPES: Mapping[str, tuple[type, ...]] = {
 
 
 def plain_acceptor(schema: JsonObject) -> Acceptor | None:
-    """Return the function for the fast path of a schema, or None if the schema is not simple
-    enough.
+    """Return a function that quickly checks a document against the schema. Return None if the
+    schema is not simple enough for this.
 
     The returned function takes a document and returns True only if it is valid. If it returns
     False, only the full validation can decide.
@@ -565,12 +565,13 @@ _SCHEMAS = frozenset({
 
 
 def without_nils(schema: Any, levels: int = MAX_SCHEMA_DEPTH) -> Any:
-    """Return a schema without keywords that only have the empty value of another programming
-    language.
+    """Return a schema without the keywords whose value is empty in a way that JSON Schema does not
+    allow.
 
-    For example, Go writes `null` for a missing list, PHP writes `[]` for an empty object, and Lua
-    writes `{}` for an empty list. A value with which a keyword compares arguments is kept, such as
-    in `const: null`. At most `levels` levels of the schema are changed.
+    Tools in other programming languages write such values. For example, Go writes `null` for a
+    missing list, PHP writes `[]` for an empty object, and Lua writes `{}` for an empty list. A
+    value with which a keyword compares arguments is kept, such as in `const: null`. At most
+    `levels` levels of the schema are changed.
     """
     if schema in (None, []):
         return {}
@@ -605,8 +606,8 @@ _TYPE_NAMES = {"string", "integer", "number", "boolean", "array", "object", "nul
 
 
 def is_surely_sound(schema: Any) -> bool:
-    """Return whether a schema passes the fast path of the check. Such a schema has no faults. If
-    the result is False, only the full check can decide.
+    """Check quickly whether a schema has no faults. If the result is False, only the full check can
+    decide.
 
     The schema must not be nested too deeply, which `_is_small` checks.
     """

@@ -119,8 +119,8 @@ class SecretSettings(Settings):
         return tuple(dict.fromkeys(("authorization", *self.headers)))
 
     def is_of_host(self, host: str) -> bool:
-        """Return whether the secret may be sent to any port of a host, so that the host may know
-        the secret. IPv6 addresses are in brackets.
+        """Return whether a host may know the secret, because the secret may be sent to at least one
+        of its ports. An IPv6 address in `host` is in brackets.
         """
         return any(host_and_port(pattern)[0] == host for pattern in self.hosts)
 

@@ -21,8 +21,9 @@ from fumehood.storage.errors import understood
 
 @dataclass(frozen=True, slots=True)
 class ToolSources:
-    """The sources of one engine's tools. `load_faults` contains the reasons why tools of installed
-    packages were left out.
+    """What an engine knows about where its tools come from. `load_faults` contains the reasons why
+    tools of installed packages were left out. `registrations` manages the tools that administrators
+    register.
     """
 
     load_faults: list[LoadFault]
@@ -60,10 +61,8 @@ def read_sources(
     database: Database,
     log: Logger,
 ) -> ToolSources:
-    """Register the tools that administrators registered in earlier runs of the engine. Return all
-    sources of tools.
-
-    `load_faults` is the result of `find_tools`.
+    """Register the tools that administrators registered in earlier runs of the engine. Return these
+    registrations together with `load_faults`, which is the result of `find_tools`.
 
     Raises:
         DamagedState: the database has invalid rows.

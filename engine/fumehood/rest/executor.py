@@ -180,10 +180,10 @@ async def perform(
     upstreams: Upstreams,
     redactor: Redactor,
 ) -> Outcome:
-    """Make a request with `make`, send it, and read a successful answer with `read`. Return the
+    """Send the request that `make` returns, and read a successful answer with `read`. Return the
     outcome.
 
-    If `make` or `read` raises an EngineError, the outcome contains this error.
+    If `make` or `read` raises an EngineError, or the request fails, the outcome contains the error.
     """
     attempt, values, started = Attempt(), SecretValues(), time.monotonic()
     outcome = Outcome(EndedBy.OK, "none")
@@ -208,14 +208,15 @@ async def _ask(
     values: SecretValues,
     relayed: RelayedText | None = None,
 ) -> UpstreamAnswer:
-    """Send the request with its secrets, and return the service's answer. The answer is always
-    successful.
+    """Send the request with its secrets, and return the service's answer, whose status always means
+    success.
 
-    If `relayed` is given, it receives the body of the answer, and the returned answer has an empty
-    body. The values of the secrets are added to `values`.
+    `attempt` records whether anything was sent. The values of the secrets are added to `values`, so
+    that the caller can replace them in the answer. If `relayed` is given, it receives the body of
+    the answer, and the returned answer has an empty body.
 
     Raises:
-        EngineError: the request failed, or the answer is not successful.
+        EngineError: the request failed, or the status of the answer does not mean success.
     """
     timeout_s = limits.wall_s if tool.timeout is None else min(limits.wall_s, tool.timeout / 1e3)
     try:
@@ -248,10 +249,11 @@ async def _ask(
 
 
 class RelayedText:
-    """The body of an answer as text. It is passed to the listener while it arrives, and kept for
-    the result.
+    """The body of an answer as text. The text is passed to the listener of the call while it
+    arrives, and is also kept for the result.
 
-    It needs only limited memory, because a long text is written to disk. `feed` waits for the disk.
+    A long text is written to disk, so little memory is needed. Therefore, `feed` may wait for the
+    disk.
     """
 
     def __init__(self, run: ToolRun, values: SecretValues) -> None:
@@ -290,8 +292,9 @@ class RelayedText:
                 await drain()
 
     async def finish(self) -> tuple[JsonObject, tuple[CutText, ...]]:
-        """End the text. Return the fields `text` and `content_type` of the result, and a cut if the
-        text was too long for memory.
+        """End the text. Return the fields `text` and `content_type` of the result. If `text` was
+        shortened because it is too long for memory, also return a `CutText` that describes the
+        whole text.
 
         This method waits only for the disk.
         """
@@ -423,8 +426,8 @@ def fill_secrets(request: UpstreamRequest, secrets: Mapping[str, str]) -> Upstre
 
 
 def _fill_path(head: str, arguments: JsonObject) -> str:
-    """Return scheme, host and path, which are in `head`, with the placeholders replaced by
-    arguments.
+    """Replace the placeholders in `head`, which is the endpoint up to its path, by arguments.
+    Return the result.
 
     Some services decode `%2F` and then resolve dots, so an argument such as `..%2Fadmin` could lead
     to another path. Therefore, each segment with an argument is split at slashes in three forms: as
@@ -462,7 +465,9 @@ def _has_dots(segment: str) -> bool:
 
 
 def _fill_query(query: str, arguments: JsonObject) -> str:
-    """Return the query of the endpoint itself with its placeholders replaced by arguments."""
+    """Replace the placeholders in `query`, the query that the tool's endpoint contains, by
+    arguments. Return the result.
+    """
     if "{" not in query:
         return query
     filled: list[str] = []
@@ -477,11 +482,11 @@ def _fill_query(query: str, arguments: JsonObject) -> str:
 
 
 def _query(arguments: JsonObject, own: str) -> str:
-    """Return arguments as a query. A list becomes several pairs with the same name, and null values
-    are left out.
+    """Return arguments as the query of a URL. A list becomes several pairs with the same name, and
+    null values are left out.
 
-    `own` is the query of the endpoint itself. An argument is refused if `own` has a pair with the
-    same name.
+    `own` is the query that the tool's endpoint already contains. An argument is refused if a pair
+    in `own` has the same name.
     """
     taken = {name for name, _ in parse_qsl(own, keep_blank_values=True)}
     pairs = []
@@ -506,8 +511,8 @@ def _texts(name: str, value: Any) -> Iterator[str]:
 def _fill_headers(
     given: Mapping[str, str], arguments: JsonObject
 ) -> tuple[dict[str, str], set[str]]:
-    """Return two values: the headers in `given` with their placeholders replaced by arguments, and
-    the names of all arguments that have a placeholder there.
+    """Replace the placeholders in the headers `given` by arguments. Return the new headers, and the
+    names of all arguments that have a placeholder in a header.
 
     If an argument is missing, the header with its placeholder is left out.
     """
@@ -548,9 +553,11 @@ def _refused(name: str, reason: str) -> ArgumentsRefused:
 
 
 def _data(answer: UpstreamAnswer, values: SecretValues, redactor: Redactor) -> JsonObject:
-    """Return the result of the tool, with the values of secrets replaced. A JSON object is the
-    result itself. Other JSON becomes the field `value`, text the field `text`, and other bytes the
-    field `content_base64`. If the body is empty, the result contains only `status`.
+    """Return the result of the tool, with the values of secrets replaced.
+
+    A JSON object is the result itself. Any other JSON value is returned in the field `value`, text
+    in the field `text`, and other bytes in the field `content_base64`. If the body is empty, the
+    result contains only `status`.
 
     Raises:
         ExecutionError: the content type is JSON, but the body is not.
@@ -649,16 +656,16 @@ _MISSING = object()
 
 @dataclass(frozen=True, slots=True)
 class ListCursors:
-    """Makes and reads the cursors with which one principal gets the next pages of lists from REST
-    tools.
+    """Makes and reads cursors, with which a principal gets the next page of a list from a REST
+    tool. A cursor contains the position of this page in the form that the service uses.
     """
 
     cursors: Cursors
     principal_id: str
 
     def position(self, tool: ToolDefinition, arguments: JsonObject) -> Any:
-        """Return the service's own position in the cursor among `arguments`. Return None if there
-        is no cursor, which means the first page.
+        """Return the position that the cursor among `arguments` contains, in the form that the
+        service uses. Return None for the first page, that is, if there is no cursor.
 
         Raises:
             InvalidParams: the cursor is invalid, or belongs to another list.
@@ -670,8 +677,8 @@ class ListCursors:
         return strict_json.loads(text.encode())
 
     def with_position(self, tool: ToolDefinition, arguments: JsonObject) -> JsonObject:
-        """Return the arguments that are sent to the service. If they contain a cursor, the
-        service's own parameter for pages replaces it.
+        """Return the arguments in the form that is sent to the service. If `arguments` contain a
+        cursor, replace it by the parameter with which the service selects a page.
 
         Raises:
             InvalidParams: the cursor is invalid, or belongs to another list.
@@ -691,8 +698,8 @@ class ListCursors:
 
 
 def _listing(tool: ToolDefinition, arguments: JsonObject) -> str:
-    """Return the name of the list to which a cursor belongs. Each combination of tool, endpoint and
-    arguments is another list.
+    """Return a text that identifies the list to which a cursor belongs. Lists are different if the
+    tool, the endpoint or any argument except the cursor is different.
     """
     others = {name: value for name, value in sorted(arguments.items()) if name != CURSOR}
     return "rest" + strict_json.dumps([tool.name, tool.endpoint, others]).decode()
@@ -706,8 +713,8 @@ def mapped(
     redactor: Redactor,
     cursors: ListCursors,
 ) -> JsonObject:
-    """Return the result of a tool whose definition maps values in the service's JSON document. The
-    values of secrets are replaced.
+    """Make the result of a tool from the service's JSON document, as the field `response` of the
+    tool's definition says. The values of secrets are replaced.
 
     Raises:
         ExecutionError: the list of items is missing, or the position of the next page is invalid or
@@ -780,8 +787,9 @@ def _next_position(
 
 
 def _of_url(url: str, mapping: ResponseMapping, place: str) -> str:
-    """Return the value of the page parameter in `url`, with which the service names the next page.
-    The rest of the URL is ignored. `place` is where the URL was found, for errors.
+    """Return the position of the next page, which is a query parameter of `url`. The service has
+    sent `url` as the address of the next page, and its other parts are ignored. `place` is where
+    the answer contains `url`, for errors.
     """
     try:
         query = dict(parse_qsl(urlsplit(url).query, keep_blank_values=True))

@@ -116,8 +116,9 @@ def fetch_request(arguments: JsonObject) -> UpstreamRequest:
 
 
 def page_data(answer: UpstreamAnswer, *, raw: bool, start: int) -> JsonObject:
-    """Return the result of the tool: parsed JSON, text from the character `start` on, or a file. If
-    `raw` is True, JSON and HTML become unchanged text.
+    """Return the result of the tool. It contains parsed JSON, text from the character `start` on,
+    or, if the body is neither, a file. If `raw` is True, JSON and HTML are returned as unchanged
+    text.
     """
     data: JsonObject = {
         "url": answer.url,

@@ -159,8 +159,9 @@ def _bounded() -> Iterator[None]:
 
 
 class _AnySecret(SecretBindings):
-    """Accepts a reference to any secret, because files in the directory may refer to secrets that
-    are not in this configuration.
+    """Accepts a reference to any secret. This is used for reading the tool definitions that are
+    already in the output directory, because they may refer to secrets that are not in this
+    configuration.
     """
 
     def faults(self, definition: ToolDefinition) -> list[str]:

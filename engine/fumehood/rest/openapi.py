@@ -149,8 +149,8 @@ class Imported:
     """The result of an import.
 
     `left_out` contains pairs of an operation and the reason why it did not become a tool. `notes`
-    contains pairs of an operation and a remark for the operator. `secrets` maps the names of
-    secrets to what is needed.
+    contains pairs of an operation and a remark for the operator. `secrets` maps the name of each
+    secret that the tools use to what the operator must know about it.
     """
 
     tools: list[JsonObject] = field(default_factory=list)
@@ -222,7 +222,7 @@ class _Operation:
 
 def _operations(root: OpenApiDocument, prefix: str, made: Imported) -> Iterator[_Operation]:
     """Yield all supported operations, in the order of the document. Each has a unique tool name
-    that begins with `prefix`. Operations that are not supported are added to `made`.
+    that begins with `prefix`. Operations that are not supported are added to `made.left_out`.
     """
     taken: set[str] = set()
     for path, given in root.table("paths").items():
@@ -247,7 +247,9 @@ def _operations(root: OpenApiDocument, prefix: str, made: Imported) -> Iterator[
 
 
 def _secret_names(root: OpenApiDocument, prefix: str) -> dict[str, str]:
-    """Return the name of each security scheme in the document → the name of the secret for it."""
+    """Return a mapping from the name of each security scheme in the document to a name for its
+    secret.
+    """
     names: dict[str, str] = {}
     for scheme in root.table("components", "securitySchemes"):
         names[scheme] = _unique(_name(prefix, scheme), set(names.values()))
@@ -408,8 +410,9 @@ class _Reader:
         return base
 
     def _credential_query(self, headers: dict[str, str]) -> list[str]:
-        """Use the first security requirement of the operation that is supported. Add its headers to
-        `headers`, and return its query parameters.
+        """Choose the first of the operation's alternative security requirements that is supported.
+        Add the headers that it needs to `headers`, and return the query parameters that it needs.
+        Raises CannotImport if none is supported.
         """
         node = self._operation.node
         wanted = node.get("security", self._root.document.get("security"))
@@ -451,11 +454,12 @@ class _Reader:
     # -- arguments
 
     def _parameters(self, headers: dict[str, str]) -> tuple[JsonObject, str, list[str]]:
-        """Return three values: one schema for all arguments, the path, and the parameters of the
-        query. Path and query contain placeholders for arguments.
+        """Collect the parameters of the operation. Return one schema for all arguments of the tool,
+        the path, and the parameters of the query. Path and query contain placeholders for
+        arguments.
 
-        An argument with a placeholder is renamed if an argument without one has the same name.
-        Arguments without a placeholder become the body, or the rest of the query.
+        Arguments without a placeholder become the body, or the rest of the query. An argument with
+        a placeholder is renamed if an argument without a placeholder has the same name.
         """
         placed, sent = self._declared()
         sent = self._body(headers) or sent
@@ -481,8 +485,8 @@ class _Reader:
         return schema, path, query
 
     def _declared(self) -> tuple[dict[tuple[str, str], JsonObject], JsonObject]:
-        """Return two values: the schemas of those parameters that need a placeholder, and one
-        schema for all other parameters, which become the query.
+        """Read the parameters that the operation declares. Return the schemas of those that need a
+        placeholder, by place and name, and one schema for all others. The others become the query.
         """
         placed: dict[tuple[str, str], JsonObject] = {}
         query: JsonObject = {}
@@ -509,8 +513,8 @@ class _Reader:
         return placed, _object(query, required, is_open=False)
 
     def _given_parameters(self) -> dict[tuple[str, str], JsonObject]:
-        """Return the place and name of each parameter → the parameter. If both the path and the
-        operation declare a parameter, that of the operation counts.
+        """Return all parameters of the operation, as a mapping from place and name to the
+        declaration. A declaration in the operation takes precedence over a declaration in its path.
         """
         found: dict[tuple[str, str], JsonObject] = {}
         for owner in (self._operation.item, self._operation.node):
@@ -736,8 +740,8 @@ class Schemas:
     """Converts the schemas in one operation's request to JSON Schema without references.
 
     Properties with `readOnly` are left out, because the service sets them itself. In a converted
-    schema, `required` names only properties that the schema describes. Exceptions are possible only
-    if a note says that something of the schema was lost.
+    schema, every property that `required` names is also described. This is not guaranteed if a part
+    of a schema could not be converted, but then `notes` contains a remark about this part.
     """
 
     def __init__(self, root: OpenApiDocument) -> None:
@@ -751,19 +755,19 @@ class Schemas:
         self.notes: list[str] = []
 
     def converted(self, node: Any, trail: tuple[str, ...] = ()) -> JsonObject:
-        """Return the converted schema of `node`.
+        """Return the schema `node`, converted to JSON Schema.
 
-        `trail` has one entry for each level above `node`: the reference that led to this level, or
-        "".
+        `trail` contains one text for each level above `node`: the reference that led to this level,
+        or "". It is used to detect references in a circle and too many levels.
         """
         return self._agreed(self._level(node, trail, self._read_only(node)))
 
     def _level(self, node: Any, trail: tuple[str, ...], unsent: frozenset[str]) -> JsonObject:
-        """Convert one schema of the document to JSON Schema.
+        """Convert one schema to JSON Schema. The schema may be only a part of the schema for a
+        value, for example a member of `allOf`.
 
-        The schema may be one of several for the same value, for example a member of `allOf`.
-        `trail` is as for `converted`. `unsent` contains the names of those properties of the value
-        that no request may contain.
+        `trail` is the same as in `converted`. `unsent` contains the names of the read-only
+        properties of the value, which no request may contain.
         """
         self._left -= 1 + (len(node) if isinstance(node, dict) else 0)
         if self._left < 0:
@@ -797,8 +801,8 @@ class Schemas:
         self.notes.append(note)
 
     def _read_only(self, node: Any) -> frozenset[str]:
-        """Return the names of those properties that are `readOnly`, by this schema or by another of
-        its `_parts`.
+        """Return the names of all properties that are `readOnly`. A property can be `readOnly` in
+        this schema, or in a schema that this schema includes (see `_parts`).
         """
         found: set[str] = set()
         for part in self._parts(node):
@@ -857,7 +861,8 @@ class Schemas:
         unsent: frozenset[str],
     ) -> None:
         """Convert the schemas in `value`, which is the value of the keyword `key`, and add the
-        result to `schema`.
+        result to `schema`. `unsent` contains the names of properties that are left out, because
+        they are read-only.
         """
         before = self._losses
         if key == "properties" and isinstance(value, dict):
@@ -886,11 +891,12 @@ class Schemas:
         trail: tuple[str, ...],
         unsent: frozenset[str],
     ) -> None:
-        """Convert the keyword `key`, which is `anyOf` or `oneOf`, and add the result to `schema`.
+        """Convert the keyword `key` of `node`, which is `anyOf` or `oneOf`, and add the result to
+        `schema`.
 
-        A value must match exactly one branch of a `oneOf`. A valid value could match several
-        converted branches if one of them accepts more than its original, or if the union has a
-        discriminator, which is not supported. In these cases, `oneOf` becomes `anyOf`.
+        A value must match exactly one branch of a `oneOf`. After the conversion, a valid value
+        could match several branches, if one branch accepts more than its original, or if `node` has
+        a discriminator, which is not supported. In these cases, `oneOf` becomes `anyOf`.
         """
         before = self._losses
         branches = [self._level(part, trail, unsent | self._read_only(part)) for part in node[key]]
@@ -903,8 +909,9 @@ class Schemas:
             schema[key] = branches
 
     def _mend(self, schema: JsonObject, unsent: frozenset[str]) -> None:
-        """Change keywords that JSON Schema writes differently, and remove patterns that are not
-        supported.
+        """Correct the keywords of a converted schema in place. Keywords of OpenAPI 3.0 that JSON
+        Schema writes differently are changed, patterns that RE2 does not support are removed, and
+        properties in `unsent` are no longer required.
         """
         for bound in ("minimum", "maximum"):
             exclusive = f"exclusive{bound.title()}"
@@ -933,8 +940,8 @@ class Schemas:
         trail: tuple[str, ...],
         unsent: frozenset[str],
     ) -> JsonObject:
-        """Return `schema` combined with the schemas in the `allOf` of `node`. The result is one
-        schema if they can be merged in a simple way. Otherwise it has an `allOf`.
+        """Combine `schema` with the schemas in the `allOf` of `node`, and return the result. The
+        result is one schema if they can be merged in a simple way. Otherwise it has an `allOf`.
         """
         given = node.get("allOf")
         if not isinstance(given, list):
@@ -991,8 +998,8 @@ def _as_parts(node: JsonObject) -> JsonObject:
 
 
 def _conjuncts(schema: JsonObject) -> Iterator[JsonObject]:
-    """Yield those schemas with a `required` that every valid value must match: the schema itself
-    and, at all levels, the schemas in its `allOf`.
+    """Yield the schemas whose `required` applies to every valid value. These are the schema itself
+    and, at all levels, the schemas in its `allOf`, if they have the keyword `required`.
     """
     if "required" in schema:
         yield schema

@@ -39,9 +39,11 @@ class Connection(anyio.abc.ByteStream):
         room: int = WINDOW_BYTES,
         window: int = WINDOW_BYTES,
     ) -> None:
-        """`number` identifies the connection within `connections`. `room` is the number of bytes
-        that may be sent before the program has read any. `window` is the maximum number of bytes
-        that may be sent without being read by the program.
+        """Create the host's end of a connection.
+
+        `number` identifies the connection within `connections`. `room` is the number of bytes that
+        the host may send before the program reads any. `window` is the maximum number of sent bytes
+        that the program has not read yet.
         """
         self._connections = connections
         self._number = number

@@ -104,8 +104,8 @@ class HostLease:
 
 
 class Host:
-    """The slots for calls on the host. All functions share one set of slots. Each service has a
-    separate set of slots for the requests to it.
+    """The permissions to run calls on the host. At most a fixed number of calls, which all
+    functions share, run at once. The requests to each service are counted separately.
     """
 
     limits = HOST_LIMITS
@@ -117,8 +117,8 @@ class Host:
         self._upstreams: dict[str, Host] = {}  # bounded by the number of registered services
 
     def for_upstream(self, upstream: str) -> Host:
-        """Return the slots for requests to the service `upstream`. Because each service has its own
-        slots, a slow service does not delay the others.
+        """Return the separate `Host` that limits the concurrent requests to the service `upstream`.
+        Because each service is limited separately, a slow service does not delay the others.
         """
         if upstream not in self._upstreams:
             self._upstreams[upstream] = Host(MAX_REQUESTS, "this tool's service")
@@ -137,8 +137,8 @@ class Host:
         memory_mb: int | None = None,
         image: str | None = None,
     ) -> AsyncIterator[HostLease]:
-        """Wait at most 30 s for a slot, and hold it during the block. Raises SandboxUnavailable if
-        no slot becomes free.
+        """Wait at most 30 s until fewer than the maximum number of calls run, and count as a
+        running call during the block. Raises SandboxUnavailable if the wait was in vain.
         """
         asked = time.monotonic()
         await self._slots.take(domain.principal_id)
@@ -152,7 +152,9 @@ class Host:
 
 
 class Workers:
-    """The worker processes of one engine. A worker is started when a call needs it."""
+    """The worker processes of one engine, which run synchronous functions. A worker is started when
+    a call needs it.
+    """
 
     def __init__(self) -> None:
         self._slots = Slots(MAX_WORKERS, "the workers of synchronous functions")

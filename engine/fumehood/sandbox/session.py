@@ -255,8 +255,8 @@ class Session:
         )
 
     async def take_turn(self, settings: SessionSettings) -> None:
-        """Wait until earlier calls have left the session's turn, at most `settings.queue_seconds`,
-        and take the turn.
+        """Wait for the turn in the session, which is the right to use the session alone, and take
+        it. The wait for earlier calls lasts at most `settings.queue_seconds`.
 
         Raises:
             SandboxUnavailable: earlier calls take too long, or too many calls are already waiting.
@@ -275,8 +275,8 @@ class Session:
             raise
 
     def leave_turn(self, now: float, now_at: datetime) -> None:
-        """Record the end of a use at the time `now`, and pass the turn to the next call. `now_at`
-        is the same time as a date.
+        """Release the session for the next waiting call, and record that the session was last used
+        at the time `now`. `now_at` is the same time as a date.
         """
         self.users -= 1
         self.note_use(now, now_at)
@@ -482,10 +482,10 @@ def find_preset(presets: Mapping[str, Preset], name: str | None) -> Preset:
 
 
 def merged(preset: Preset, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of a session. A field that is None or missing in `given`, the request, has
-    the preset's value.
+    """Combine a preset with the request `given`, and return the fields of the session. A field that
+    is None or missing in `given` has the preset's value.
 
-    The request's hosts and environment variables are added to those of the preset.
+    The hosts and environment variables in `given` are added to those of the preset.
     """
     fields = {name: getattr(preset, name) for name in SessionFields.model_fields}
     fields |= {name: value for name, value in given.items() if value is not None}
@@ -594,7 +594,7 @@ class SessionPlaces:
         self._memory.add(principal_id, memory_mb)
 
     def give_back(self, principal_id: str, memory_mb: int) -> None:
-        """Count one running session less, with this memory."""
+        """Subtract one running session with this memory from the counts."""
         self.running.give_back(principal_id)
         self._memory.give_back(principal_id, memory_mb)
 
@@ -602,7 +602,8 @@ class SessionPlaces:
         """Count `number` more sessions with a disk.
 
         Raises:
-            QuotaExceeded: there would be too many; none is counted.
+            QuotaExceeded: the number of sessions with a disk would exceed a limit. Nothing is
+                counted.
         """
         if self.disks.take(principal_id, number) is not None:
             raise QuotaExceeded(
@@ -616,7 +617,7 @@ class SessionPlaces:
         """Count the workspace of one more durable session. `mb` is its size in MB.
 
         Raises:
-            QuotaExceeded: the workspaces would be too large together; this one is not counted.
+            QuotaExceeded: all workspaces together would be too large. Nothing is counted.
         """
         if self.saved.take(principal_id, mb) is not None:
             raise QuotaExceeded(
@@ -659,11 +660,12 @@ class Saver(Protocol):
         store: Callable[[SavedCopy], Awaitable[None]],
     ) -> None:
         """Save the files in `source` that have changed since `copy`, and pass the new copy to
-        `store`. If no file has changed, do nothing. The new copy bears the time that `now` returns.
+        `store`. If no file has changed, do nothing. The time of the new copy is the result of
+        `now`.
 
         Raises:
             NotSaved: nothing was stored, and `copy` is still complete.
-            EngineError: `store` failed, so the stored copy may be the old or the new one; both are
+            EngineError: `store` failed, so either the old or the new copy is stored; both are
                 complete.
         """
 
@@ -682,7 +684,7 @@ class Saver(Protocol):
 @dataclass(frozen=True, slots=True)
 class CopySource:
     """A session's workspace, as a `Saver` uses it. It implements `Lease`. Unlike the lease of a
-    call, it takes no turn, and does not save the files after a run.
+    call, it does not wait for other calls in the session, and does not save the files after a run.
     """
 
     session_id: str

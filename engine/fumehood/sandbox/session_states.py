@@ -30,7 +30,7 @@ class ImpossibleChange(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Transition:
-    """One row of the table: a possible change of a session's state."""
+    """One row of the table `TRANSITIONS`: a possible change of a session's state."""
 
     name: str
     leaves: frozenset[SessionStatus]

@@ -31,10 +31,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class KeptValues:
-    """The values that parts of the engine keep with one session, by name.
+    """The values that parts of the engine keep with one session. `values` maps a name to a value.
 
-    `keep` sets the value with a name, and stores it (`SessionKeeper.keep`). The engine gives this
-    object to callers that have the session's turn.
+    `keep` sets the value with a given name, and stores it (`SessionKeeper.keep`). The engine gives
+    this object to callers that may use the session alone.
     """
 
     session_id: str
@@ -54,8 +54,9 @@ Raises:
 
 @dataclass(frozen=True, slots=True)
 class SessionAccess(KeptValues):
-    """Gives a part access to one session. With `visit`, the part uses the container outside of
-    calls, without the turn.
+    """Gives a part access to one session, independently of calls. `visit` returns a context manager
+    that keeps the session running, and gives its block the session's container. Calls can run in
+    the session at the same time.
     """
 
     session: Session
@@ -81,13 +82,13 @@ copies.
 
 @dataclass(frozen=True, slots=True)
 class SessionLease:
-    """The turn in a session, for one call or one operation on files.
+    """The right to use a session alone, for one call or one operation on files.
 
     `until_ready` waits until the session can run a program, and raises an error if the session has
     ended. `save` saves the session's files if the session is durable. `save_after` receives the
     name and the arguments of a program, and saves the files only if a run of that program may have
-    changed them. Both return None, or a clause that says why saving failed. `write` stores the
-    session's record.
+    changed them. `save` and `save_after` return None, or a clause that says why saving failed.
+    `write` stores the session's record.
     """
 
     session: Session
@@ -102,8 +103,8 @@ class SessionLease:
     """The objects that parts provide for their own executors (`EnginePart.in_session`)."""
 
     def part(self, kind: type[T]) -> T | None:
-        """Return the object of class `kind` that a part provides for its executors, or None if
-        there is none.
+        """Return the object of class `kind` among those that parts of the engine have made for this
+        lease, or None if there is none. An executor of a part finds the part's object in this way.
         """
         return next((given for given in self.of_parts if isinstance(given, kind)), None)
 
@@ -170,7 +171,9 @@ class SessionLease:
     async def _run_and_save(
         self, program: str, arguments: JsonObject, limits: Limits, sinks: RunSinks
     ) -> RunEnding:
-        """Run a program, and save the session's files before the ending of the run is reported."""
+        """Run a program, and return the ending of the run. Before the ending is reported, save the
+        session's files.
+        """
         endings: list[RunEnding] = []
         kept = replace(sinks, ending=endings.append)
         try:
@@ -193,7 +196,7 @@ _SWEEP_LIMITS = Limits(wall_s=10.0, cpu_s=10.0, memory_mb=None, output_bytes=MB)
 
 async def sweep(session: Session) -> None:
     """Remove unfinished files (`Session.leftovers`) from the session's workspace. The caller must
-    have the session's turn.
+    hold the session's turn, the right to use the session alone.
     """
     uploads = session.leftovers is Leftovers.UPLOADS
     ending = await source_of(session).run(

@@ -157,11 +157,14 @@ class SessionKeeper:
         presets: Mapping[str, Preset] | None = None,
         on_event: OnEvent = lambda event, values: None,
     ) -> None:
-        """`kept` are the stored sessions of earlier engines. Without a `saver`, no session can be
-        durable. Each function in `in_session` is called for each turn in a session. Each in
-        `in_new_container` is called when a new container replaces that of a session. Each in
-        `carries` is called for each session that `make_like` creates. `on_event` receives log
-        events.
+        """`check` returns the presets to which an agent is bound, or raises an error if the
+        principal may not act for the agent. `kept` are the stored sessions of earlier engines.
+        Without a `saver`, no session can be durable.
+
+        Parts of the engine provide functions that are called at certain moments: those in
+        `in_session` when a call or an operation on files begins to use a session, those in
+        `in_new_container` when a new container replaces a session's earlier container, and those in
+        `carries` for each session that `make_like` creates. `on_event` receives log events.
         """
         self._wall = wall
         self._settings = settings
@@ -417,9 +420,9 @@ class SessionKeeper:
 
     @asynccontextmanager
     async def turn(self, principal: Principal, reference: str) -> AsyncIterator[Session]:
-        """Wait for the turn in a principal's session, and hold the turn during the block.
-        `reference` is the session's id or name. The block gets the session, which is neither
-        started nor thawed. The session's row is stored after the block.
+        """Wait for the turn in a principal's session, which is the right to use the session alone,
+        and hold it during the block. `reference` is the session's id or name. The block gets the
+        session, which is neither started nor thawed. The session's row is stored after the block.
 
         Raises:
             ResourceNotFound: this principal has no such session, or the session has ended.
@@ -447,12 +450,13 @@ class SessionKeeper:
             raise
 
     async def continue_with(self, session: Session, why: str) -> str | None:
-        """Accept the files that are new on the disk of a stopped session. The caller has the
-        session's turn. `why` is a sentence that says why the session was stopped.
+        """Continue a stopped session after the files on its disk have been replaced. The caller
+        must hold the session's turn, the right to use the session alone. `why` is a sentence that
+        says why the session was stopped.
 
-        If the session is durable, start it and save the new files at once, because its saved copy
-        has the old files. Return None, or a clause that says why saving failed. Raises the same
-        errors as `resume`.
+        If the session is durable, start it and save the files at once, because its saved copy
+        contains the replaced files. Return None, or a clause that says why saving failed. Raises
+        the same errors as `resume`.
         """
         session.stopped_why = why
         session.leftovers = Leftovers.UPLOADS  # the disk may have been copied during an upload
@@ -485,13 +489,14 @@ class SessionKeeper:
         disk: Callable[[str, SessionHome], AbstractAsyncContextManager[str]],
     ) -> Records:
         """Create stopped sessions with the properties of a principal's session, and return their
-        records. The principal's session, called the source here, may be lost. There is one new
-        session for each of `names`, each with its own disk. If one fails, none is created. `why` is
-        a sentence that says why the new sessions are stopped.
+        records. The principal's session, called the source here, may be lost. `names` contains the
+        name of each new session, or None for a session without a name. Each new session has its own
+        disk. If a session cannot be created, none is created. `why` is a sentence that says why the
+        new sessions are stopped.
 
-        `disk` makes one disk. It receives the id of the new session and the home of the source. It
-        returns a context manager, whose block gets the name of the new session's container, which
-        does not exist yet. If the block fails, the disk is removed again.
+        `disk` makes one disk. It receives the id of the new session and the `SessionHome` of the
+        source. It returns a context manager, whose block gets the name of the new session's
+        container, which does not exist yet. If the block fails, the disk is removed again.
 
         Raises:
             InvalidParams: a session already has one of the names.
@@ -526,8 +531,8 @@ class SessionKeeper:
         return [self.find(principal, new.record.id) for new in made]
 
     async def _carried_over(self, source: KeptValues, session_id: str) -> dict[str, JsonObject]:
-        """Return the values of parts for the new session `session_id`, which is made like the
-        session `source`.
+        """Let each part of the engine choose which of its values in the session `source` the new
+        session `session_id` gets, and return these values by name.
         """
         values: dict[str, JsonObject] = {}
 
@@ -556,8 +561,8 @@ class SessionKeeper:
             raise
 
     def _copies(self) -> Sequence[str]:
-        """Return the ids of all snapshots. The wall must keep the copies of disks with these
-        names.
+        """Return the ids of all snapshots of sessions. Each id is also the name of a copy of a
+        disk, which the wall must keep.
         """
         records = [kept.record for kept in (*self._left_behind, *self.every())]
         return [snapshot.id for record in records for snapshot in record.snapshots]
@@ -658,10 +663,9 @@ class SessionKeeper:
         Raises:
             ResourceNotFound, InvalidParams: for the reasons of `examine`.
 
-        Entering the lease raises:
-            ResourceNotFound: the session has ended meanwhile. SandboxUnavailable: the session is
-            too busy, or cannot run now. QuotaExceeded: too many sessions run to start this one
-            again.
+        Entering the lease raises ResourceNotFound if the session has ended meanwhile,
+        SandboxUnavailable if the session is too busy or cannot run now, and QuotaExceeded if too
+        many sessions run to start this session again.
         """
         self.examine(principal, agent_id, session_id, language=language, memory_mb=memory_mb)
         return self._lease(principal.id, session_id, is_call=True)
@@ -682,8 +686,8 @@ class SessionKeeper:
     # -- for the engine -----------------------------------------------------------
 
     def tidy(self) -> None:
-        """End expired sessions, pause or stop unused ones, and forget those that ended more than a
-        day ago. The engine calls this periodically.
+        """End expired sessions, pause or stop unused sessions, and forget the sessions that ended
+        more than a day ago. The engine calls this method periodically.
         """
         now = self._clock.monotonic()
         for session in list(self._live.values()):
@@ -765,8 +769,8 @@ class SessionKeeper:
         self._history.add(KeptSession(stored.principal_id, record, now))
 
     def _resume(self, stored: KeptSession) -> None:
-        """Make a stored session active in this engine. It is a session of an earlier engine, or a
-        new fork.
+        """Make a stored session active in this engine. The session comes from an earlier engine, or
+        `make_like` has just created it.
         """
         record, home, wall = stored.record, stored.home, self._wall
         assert home is not None
@@ -1001,7 +1005,7 @@ class SessionKeeper:
             await self._prepare(session)
 
     async def _prepare(self, session: Session) -> None:
-        """Let the parts prepare a session's new container."""
+        """Call the functions with which parts of the engine prepare a session's new container."""
         for prepare in self._in_new_container:
             await prepare(self._access(session), session.container)
 
@@ -1101,7 +1105,7 @@ class SessionKeeper:
             await anyio.sleep(PLACE_PAUSE_S)
 
     def _leave_place(self, session: Session) -> None:
-        """Count a session as running no longer."""
+        """Remove a session from the count of running sessions, if it is counted there."""
         if session.has_place:
             session.has_place = False
             self._places.give_back(session.principal_id, session.spec.memory_mb)
@@ -1131,8 +1135,9 @@ class SessionKeeper:
     async def _lease(
         self, principal_id: str, session_id: str, *, is_call: bool
     ) -> AsyncIterator[SessionLease]:
-        """Take the turn in a session, and wait until the session can run a program. The block gets
-        the lease, holds the turn, and counts as a use of the session.
+        """Wait for the turn in a session, the right to use the session alone, and until the session
+        can run a program. Hold the turn during the block, which gets the lease and counts as a use
+        of the session. `is_call` says whether the lease is for a call.
         """
         session = self._usable(principal_id, session_id)
 
@@ -1158,9 +1163,11 @@ class SessionKeeper:
     def access(
         self, principal: Principal, session_id: str, *, is_use: bool = True
     ) -> SessionAccess:
-        """Return access to a principal's session outside of calls. If `is_use` is True, a visit
-        counts as a use of the session, and starts or thaws it if necessary. Otherwise, a visit does
-        neither, so it is only useful while the session runs.
+        """Return access to a principal's session outside of calls. Its method `visit` keeps the
+        session from being paused or stopped during a block.
+
+        If `is_use` is True, a visit counts as a use of the session, and starts or thaws the session
+        if necessary. Otherwise, a visit does neither, so it is only useful while the session runs.
 
         Raises:
             ResourceNotFound: this principal has no such session, or the session has ended.
@@ -1175,8 +1182,10 @@ class SessionKeeper:
     @asynccontextmanager
     async def _visit(self, session: Session, *, is_use: bool) -> AsyncIterator[SessionContainer]:
         """Keep a session from being paused or stopped during the block, which gets the session's
-        container. Calls can run at the same time. If `is_use` is True, the block counts as a use of
-        the session, and the session is started or thawed first if necessary, which takes the turn.
+        container. Calls can run at the same time.
+
+        If `is_use` is True, the block counts as a use of the session. A session that does not run
+        is then started or thawed before the block, which may first have to wait for earlier calls.
         """
         self._usable(session.principal_id, session.id)
         if is_use:
@@ -1194,15 +1203,17 @@ class SessionKeeper:
                 session.note_use(self._clock.monotonic(), self._clock.now())
 
     def _of_parts(self, session: Session) -> tuple[object, ...]:
-        """Return the objects that parts of the engine provide for their own executors in a
-        session.
+        """Return the objects that parts of the engine create for a lease of this session, for use
+        by the parts' own executors.
         """
         access = self._access(session)
         return tuple(given for give in self._in_session if (given := give(access)) is not None)
 
     @asynccontextmanager
     async def _entered(self, session: Session) -> AsyncIterator[None]:
-        """Wait for the turn in a session, and hold it during the block."""
+        """Wait for the turn in a session, the right to use the session alone, and hold it during
+        the block.
+        """
         _require_saver(session)
         await session.take_turn(self._settings)
         try:
@@ -1418,8 +1429,9 @@ def _like(
     why: str,
     clock: SessionClock,
 ) -> KeptSession:
-    """Return a new, stopped session in `home`, with the properties of the session `source`.
-    `session_id`, `name` and `why` belong to the new session; `why` says why it is stopped.
+    """Return a new, stopped session with the properties of the session `source`. `home` is what an
+    engine needs to continue the new session. `session_id`, `name` and `why` belong to the new
+    session; `why` says why it is stopped.
     """
     now_at = clock.now()
     record = source.record.model_copy(

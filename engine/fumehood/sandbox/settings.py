@@ -108,13 +108,13 @@ AllPresets = dict[PresetName, Preset]
 
 
 def require_presets_within(presets: Mapping[str, Preset], sessions: SessionSettings) -> None:
-    """Check that each preset's values are within the limits of `sessions`, and that parts of the
-    engine provide its options. Limits that depend on the host are checked when a session is
-    created.
+    """Check that each preset's values are within the limits of `sessions`, and that a part of this
+    engine implements each option that a preset sets. Limits that depend on the host are checked
+    when a session is created.
 
     Raises:
-        ValueError: a value is outside its limits, or an option is not provided; the message names
-            the key of this value or option.
+        ValueError: a value is outside its limits, or no part implements an option. The message
+            names the key of this value or option.
     """
     for name, preset in presets.items():
         for key in missing_options(preset):
@@ -173,7 +173,7 @@ class JailSettings(ProcessWallSettings):
 
 
 class LanguageImages(BaseModel):
-    """The image for programs in each language, for calls that use no session."""
+    """The image for the programs of each language, in calls that use no session."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -241,12 +241,12 @@ class ContainerSettings(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class WallSettings:
-    """The settings of all walls of one engine.
+    """The settings of all walls of one engine. All times are in seconds.
 
-    `own_images` is the folder of the recipes that the operator wrote. `longest_session_s` is the
-    maximum lifetime of a session without a disk, and `longest_with_disk_s` that of a session with a
-    disk. `orphan_s` is how long a session's container waits for the next engine. All times are in
-    seconds.
+    `own_images` is the folder of the operator's own image recipes, the files from which images are
+    built. `longest_session_s` is the maximum lifetime of a session without a disk, and
+    `longest_with_disk_s` the maximum lifetime of a session with a disk. If the engine ends, a
+    session's container waits for the next engine for `orphan_s`.
     """
 
     jail: JailSettings

@@ -38,8 +38,9 @@ class RunClock(Protocol):
 
 
 class StreamPort(RunClock, Protocol):
-    """The host's end of a stream uses this object to act on the channel. After the stream's run has
-    ended, the methods do nothing.
+    """Connects the host's end of a stream to the channel. With it, the host's end sends frames,
+    pauses the clock of the run, or ends the container. After the stream's run has ended, the
+    methods do nothing.
     """
 
     @property
@@ -73,8 +74,8 @@ class StreamEnd(Protocol):
         """
 
     def close(self) -> None:
-        """Note that the stream has ended, because its run was cancelled, or because the run or the
-        container has ended. May be called several times.
+        """Inform this end that the stream has ended, because its run was cancelled, or because the
+        run or the container has ended. May be called several times.
         """
 
 
@@ -89,7 +90,9 @@ class KeptEnd(StreamEnd, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class StreamKind:
-    """A kind of stream: the properties that the channel and the guest need."""
+    """The fixed properties of all streams of one kind, which the channel and the guest need to open
+    such a stream.
+    """
 
     name: str
     """The name of the kind, and of the guest's module in `guest/streams/`."""
@@ -109,7 +112,9 @@ K = TypeVar("K", bound=KeptEnd)
 
 @dataclass(frozen=True, slots=True)
 class Stream(Generic[E]):
-    """A stream that can be opened for a run or a container."""
+    """Describes a stream: its kind, and the function that opens the host's end of the stream for a
+    run or a container.
+    """
 
     kind: StreamKind
     open: Callable[[StreamPort], E]

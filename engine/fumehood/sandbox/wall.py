@@ -105,7 +105,7 @@ class RunSinks:
 
     Receivers are called in the event loop, so they must not block. If a receiver raises an
     exception, it is not called again, and the run continues. Only the host's end of a stream can
-    refuse what it receives.
+    refuse what it receives; the container is then ended.
     """
 
     progress: OnProgress | None = None
@@ -236,8 +236,8 @@ class WallStatus:
     guest_pid: int | None = None
 
     def lacking(self, wall: str) -> frozenset[Limit]:
-        """Return the required limits that are not enforced. Limits are required by this status, and
-        by the engine for every wall with the name `wall`.
+        """Return the required limits that are not enforced. Required are the limits in this status,
+        and those that the engine requires of every wall with the name `wall`.
         """
         return (self.required | least_limits(wall)) - self.enforced
 
@@ -337,7 +337,7 @@ class AttachedProgram:
 
     `reader` reads the program's standard output and error, as multiplexed by Docker. `writer`
     writes to the program's standard input. If the container has a network, both are connected to
-    the container's front instead, which starts the program and passes its data on.
+    the container's front instead. This is a process that starts the program and passes its data on.
     """
 
     reader: asyncio.StreamReader
@@ -402,11 +402,12 @@ class HasImages(ABC):
 
     @abstractmethod
     async def with_additions(self, image: str, wanted: Sequence[str], principal_id: str) -> str:
-        """Return the name of an image that consists of `image` and additions for `wanted`, such as
-        package names. A part of the engine determines exactly what is added for the principal.
+        """Return the name of the image that adds to `image` what `wanted` names, for example
+        packages. A part of the engine determines exactly what is added, and whether the principal
+        may have it.
 
         Raises:
-            InvalidParams: something wanted is not allowed or not available.
+            InvalidParams: an entry of `wanted` is not allowed or not available.
             SandboxUnavailable: the additions cannot be determined now.
         """
 
@@ -525,8 +526,8 @@ class SessionContainer(Protocol):
 
     @property
     def running(self) -> int:
-        """The number of registered processes in the container that run, as last reported by the
-        guest.
+        """The number of registered processes that run in the container, as last reported by the
+        guest. Registered processes run in the background, independently of calls.
         """
 
     async def processes(self, request: JsonObject) -> JsonObject:
@@ -667,8 +668,8 @@ class SessionWall(Wall, Protocol):
         self, copy: str, session_id: str, home: SessionHome
     ) -> AbstractAsyncContextManager[str]:
         """Make the disk of a new session from a copy of another session's disk. `copy` is the name
-        of the copy, `session_id` the id of the new session, and `home` the home of the other
-        session. The new disk is made on the host of the other session.
+        of the copy, `session_id` the id of the new session, and `home` the other session's
+        `SessionHome`, which names its host. The new disk is made on this host.
 
         The block gets the name for the new session's container, which does not exist yet. If the
         block fails, the new disk is removed.
@@ -678,16 +679,19 @@ class SessionWall(Wall, Protocol):
         """
 
     def expect(self, record: SessionRecord, home: SessionHome) -> None:
-        """Protect the container of an earlier engine's session from removal until `resume` is
-        called. Must be called before the wall's context is entered.
+        """Protect the container of a session from removal until `resume` is called. `record` and
+        `home` are what an earlier engine has stored about the session. Must be called before the
+        wall's context is entered.
         """
 
     def resume(
         self, record: SessionRecord, home: SessionHome, on_lost: Callable[[], None]
     ) -> SessionContainer:
-        """Return the container of an earlier engine's session. This engine takes the container over
-        when the container is first used, or before. The epoch in `home` must be higher than that of
-        every earlier engine.
+        """Return the container of a session that an earlier engine created. `record` and `home` are
+        what that engine has stored about the session. This engine connects to the container when
+        the container is first used, or before. `home.epoch` numbers the engines that have
+        controlled the container, and must be higher than that of every earlier engine. `on_lost` is
+        called once the container has ended.
         """
 
 
@@ -783,9 +787,10 @@ them.
 def ending_of_reply(
     reply: JsonObject, *, isolation: str, cpu_ms: float | None, output_bytes: int | None
 ) -> RunEnding:
-    """Return the ending of a run whose process has sent `reply` directly to the host.
+    """Return the ending of a run. `reply` is what the process of the run has sent to the host,
+    without a guest's supervisor in between.
 
-    The host has measured `cpu_ms` and `output_bytes`, and `isolation` is the run's isolation.
+    The host has measured `cpu_ms` and `output_bytes`. `isolation` says how the run was isolated.
     """
     error = reply.get("error")
     result = reply.get("result")

@@ -66,8 +66,8 @@ def logged(log: Logger, warnings: Collection[str] = WARNINGS) -> OnEvent:
 
 @dataclass(frozen=True, slots=True)
 class OwnWalls:
-    """The engine's own settings and container wall. A part of the engine can make its walls from
-    them.
+    """The settings of the engine's walls, and its container wall. A part of the engine can use them
+    to make further walls.
     """
 
     settings: WallSettings
@@ -84,7 +84,9 @@ WallsOfParts = Callable[[OwnWalls], Mapping[str, Wall]]
 
 
 def no_walls(own: OwnWalls) -> Mapping[str, Wall]:
-    """Return an empty mapping. Used if no part makes walls."""
+    """Return an empty mapping. This is the value of `of_parts` in an engine in which no part makes
+    walls.
+    """
     return {}
 
 

@@ -41,8 +41,9 @@ class Runs(RootModel[Names], PartCondition):
         return value
 
     def compiled(self, *, for_every: bool) -> Callable[[JsonObject], Answer]:
-        """Return the test of a call's arguments. With `for_every`, it is true only if the command
-        runs no other programs.
+        """Return a function that tests a call's arguments. If `for_every` is True, the test is only
+        passed if the command certainly runs no programs except those in the list. The function
+        returns None if it is in doubt.
         """
         from fumehood.shell.reading import runs
 

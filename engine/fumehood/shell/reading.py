@@ -73,7 +73,9 @@ call several times."""
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """The programs that a command runs."""
+    """The programs that a command runs. If the command may also run other programs, `doubt` says
+    why.
+    """
 
     programs: tuple[Program, ...]
     doubt: str | None = None
@@ -91,9 +93,9 @@ class Reading:
 def runs(
     patterns: Iterable[Sequence[str]], arguments: JsonObject, *, for_every: bool
 ) -> bool | None:
-    """Whether a call runs at least one of these programs or, with `for_every`, only these programs.
-
-    Returns None if in doubt. A pattern is a program's name and the words after it.
+    """Whether a call certainly runs at least one of the programs in `patterns` or, if `for_every`
+    is True, certainly runs only these programs. A pattern is a program's name and the words after
+    it. Returns None if in doubt.
     """
     reading = read_call(arguments)
     if for_every:
@@ -110,7 +112,7 @@ def runs(
 
 def read_call(arguments: JsonObject) -> Reading:
     """Return the programs that a call's `command` or `argv` runs. If the call has neither argument,
-    or both, the result is doubtful.
+    or both, the result contains no programs, and a doubt.
     """
     given = [arguments[name] for name in ("command", "argv") if arguments.get(name)]
     if len(given) != 1:
@@ -139,8 +141,8 @@ def _doubt_of_variables(env: Any, reading: Reading) -> str | None:
 
 
 def _doubt_of_variable(name: str, value: Word) -> str | None:
-    """Return the reason why setting this variable may make bash run a text, or turn a word of the
-    command into an option. Return None if it cannot.
+    """Return the reason why setting the variable `name` to `value` may make bash run the value as
+    commands, or turn a word of the command into an option. Return None if it can do neither.
     """
     if name in DIRECTORIES:
         is_path = value.text.startswith(("/", "~")) or value == Word("")
@@ -161,17 +163,19 @@ def _read(value: Any) -> Reading:
 
 
 def _begins(program: Program, pattern: Sequence[str]) -> bool:
-    """Whether the program, called without a path, begins with exactly these words."""
+    """Whether the first words of `program`, beginning with its name, are exactly those of
+    `pattern`. The result is False if the name contains a path.
+    """
     words = program[: len(pattern)]
     return all(word.whole for word in words) and [word.text for word in words] == list(pattern)
 
 
 def _matches(program: Program, pattern: Sequence[str]) -> bool | None:
-    """Whether this is the pattern's program, called with all of the pattern's options, and with the
-    pattern's operands as its first operands, in order.
+    """Whether `program` is the program that `pattern` names, and has all options of the pattern.
+    The first operands of the program must be the operands of the pattern, in the same order.
 
-    Returns None if in doubt. A word after an option may be the option's value, so it is skipped if
-    it is not the expected operand.
+    Returns None if in doubt. A word after an option may be the option's value. So if this word is
+    not the expected operand, it is skipped.
     """
     if basename(program) != pattern[0]:
         return False
@@ -182,8 +186,8 @@ def _matches(program: Program, pattern: Sequence[str]) -> bool | None:
 
 
 def _has(words: Program, option: str) -> bool | None:
-    """Whether the words contain this option, or None if in doubt. One letter may be part of a
-    bundle, such as `-r` in `-fr`.
+    """Whether the words contain this option, or None if in doubt. An option of a single letter may
+    also be joined with others: `-fr` contains `-r`.
     """
     letter = option[1:] if len(option) == 2 else ""
     is_in_doubt = False
@@ -257,7 +261,7 @@ _BASH_ONLY = re.compile(r"""\$['"[]|(?<!\$)\(\(|\[\[|&>""")
 
 
 class _Reader:
-    """Collects the programs that one command runs, and the first doubt."""
+    """Collects the programs that one command runs, and the first reason for doubt."""
 
     def __init__(self) -> None:
         self._programs: list[Program] = []
@@ -275,11 +279,13 @@ class _Reader:
         return Reading(tuple(self._programs), self._doubt, self.is_plain, self.evaluates)
 
     def doubt(self, why: str) -> None:
-        """Record a doubt. Only the first doubt is kept."""
+        """Record that the command may run other programs, for the reason `why`. Only the first
+        reason is kept.
+        """
         self._doubt = self._doubt or why
 
     def text(self, text: str) -> None:
-        """Add the programs that a text runs."""
+        """Parse `text` as bash commands, and add the programs that they run."""
         self._texts += 1
         self._read.add(text)
         begun = time.thread_time()
@@ -323,7 +329,7 @@ class _Reader:
         self._depth -= 1
 
     def _run_by(self, name: str, words: Program) -> None:
-        """Add the programs that this program runs."""
+        """Add the programs that the program `name` runs if its arguments are `words`."""
         name = GNU.get(name, name)
         if name in SHELLS:
             self._shell(name, words)
@@ -393,10 +399,12 @@ class _Reader:
                 break
 
     def _ends_of(self, name: str, after: Sequence[str], words: Program) -> set[int]:
-        """Return the positions in `words` that may directly follow the operands `after`.
+        """Find the operands `after`, such as the subcommands of `ip`, at the beginning of the
+        arguments `words` of the program `name`. Return the positions in `words` that may directly
+        follow the last of them.
 
-        There may be several, because a word after an option may be the option's value. Operands may
-        be abbreviated, as for `ip`.
+        There may be several positions, because a word after an option may be the option's value or
+        an operand. Operands may be abbreviated.
         """
         ends = {0}
         for operand in after:
@@ -445,10 +453,10 @@ class _Reader:
     def _places(
         self, name: str, wrapper: Wrapper, words: Program, starts: Iterable[int]
     ) -> Iterator[tuple[int, str]]:
-        """Yield each position in `words` at which the wrapped program may begin, with the
-        placeholder that `xargs` replaces (empty if there is none). The position is `len(words)` if
-        the wrapper may run no program. `starts` are the positions at which the wrapper's own
-        options may end.
+        """Yield pairs of a position and a placeholder. The position is an index in `words` at which
+        the program that the wrapper runs may begin, or `len(words)` if the wrapper may run no
+        program. The placeholder is the text that `xargs` replaces by its input, or empty. `starts`
+        are the positions at which the wrapper's own options may begin.
         """
         counts = range(wrapper.operands, wrapper.operands + wrapper.may_have + 1)
         waiting = [(start, count, "") for start in starts for count in counts]
@@ -486,8 +494,11 @@ class _Reader:
     def _option(
         self, name: str, wrapper: Wrapper, text: str, following: Program
     ) -> tuple[str, bool, bool]:
-        """Read one option of a wrapper. Return the placeholder that `xargs` replaces (or an empty
-        text), whether the next word is the option's value, and whether it may be the value.
+        """Read `text`, one option of the wrapper `name`. `following` contains the next word, if
+        there is one.
+
+        Return the placeholder that `xargs` replaces (or an empty text), whether the next word is
+        certainly the option's value, and whether it may be the value.
         """
         if text.startswith("--"):
             long, equals, value = text[2:].partition("=")
@@ -511,14 +522,16 @@ class _Reader:
     # -- builtins of bash ------------------------------------------------------------------
 
     def holds(self, text: str, *, is_sure: bool = False) -> None:
-        """Record a text in the command if bash would run commands in it when it evaluates it. With
-        `is_sure`, record any text.
+        """Record `text`, a text in the command that bash may evaluate later, if it contains
+        commands that bash would then run. If `is_sure` is True, record `text` in any case.
         """
         if is_sure or _RUNS_LATER.search(text):
             self._held.add(text)
 
     def sets(self, name: str, value: Word = UNKNOWN) -> None:
-        """Record that a variable or an element of it is set, which may make bash run commands."""
+        """Record that the command sets the variable `name` to `value`. `name` may also be an
+        element of an array, such as `a[1]`. If this may make bash run commands, record a doubt.
+        """
         base, subscript, _ = name.partition("[")
         self.evaluates |= bool(subscript) or base in NUMBERS
         is_used = base not in DIRECTORIES or any("~" in text for text in self._read)
@@ -526,7 +539,9 @@ class _Reader:
             self.doubt(why)
 
     def _sets_one_of(self, word: Word) -> None:
-        """Record that the variable is set that an argument `NAME` or `NAME=value` names."""
+        """Record that the command sets a variable. `word` is the argument that names the variable,
+        in the form `NAME` or `NAME=value`.
+        """
         name, equals, value = word.text.partition("=")
         if word.whole or equals:
             self.sets(name.removesuffix("+"), Word(value, word.whole))
@@ -570,8 +585,8 @@ class _Reader:
                 break
 
     def test(self, name: str, words: Program) -> None:
-        """Record whether `test` may test a variable (`-v`). Such a test evaluates the variable's
-        name.
+        """Record that the command evaluates a variable's name if an argument of `test` may be the
+        option `-v`, which does this.
         """
         self.evaluates |= any(
             word.text == "-v" if word.whole else word.several or not following.whole
@@ -636,14 +651,16 @@ _BUILTINS: Mapping[str, Callable[[_Reader, str, Program], None]] = {
 
 
 def _is_harmless_option(text: str) -> bool:
-    """Whether an option of a shell leaves the meaning of words unchanged."""
+    """Whether a shell with this option reads commands in the same way as without it."""
     if text.startswith("--"):
         return text[2:] in HARMLESS_LONG_OPTIONS
     return set(text[1:]) <= HARMLESS_LETTERS | set("cilsoO")
 
 
 def _replaced(word: Word, holder: str) -> Word:
-    """Return a word after `xargs` or `find` has replaced `holder` in it by unknown text."""
+    """Return `word` as it is after `xargs` or `find` has replaced the placeholder `holder` by
+    unknown text. If `word` does not contain the placeholder, it is returned unchanged.
+    """
     if not holder or holder not in word.text:
         return word
     return Word(word.text.partition(holder)[0], whole=False, several=word.several)

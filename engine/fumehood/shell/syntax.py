@@ -59,7 +59,9 @@ SEVERAL = Word("", whole=False, several=True)
 
 
 class Collector(Protocol):
-    """Receives the programs and doubts that are found in a text."""
+    """Receives the programs that are found in a text, and the reasons why the text may run other
+    programs.
+    """
 
     is_plain: bool
     evaluates: bool
@@ -170,7 +172,9 @@ class Text:
         """Ids of the nodes between the brackets of a test `[ … ]`."""
 
     def walk(self, root: Node) -> None:
-        """Add the programs of every command below a node, and record doubts."""
+        """Pass the programs of every command below the node `root` to the collector. Also pass each
+        reason why the text may run other programs.
+        """
         waiting = [root]
         while waiting:
             node = waiting.pop()
@@ -207,7 +211,9 @@ class Text:
         return node.type in _BARE and "$[" in self._of(node) and not self._is_literal(node)
 
     def _is_plain(self, node: Node) -> bool:
-        """Whether the node itself sets no variable and writes no file."""
+        """Whether the node certainly sets no variable and writes no file. Nodes below it are not
+        considered.
+        """
         if node.type != "file_redirect":
             return node.type in _PLAIN or node.id in self._tests
         return bool(_READS.fullmatch(self._of(node)))
@@ -242,7 +248,7 @@ class Text:
         return words[1:-1]
 
     def _word(self, node: Node) -> Word:
-        """Return the word, or the part of a word, that a node becomes."""
+        """Return the word, or the part of a word, that the text of a node means in bash."""
         kind, text = node.type, self._of(node)
         if kind == "command_name" and node.child_count == 1:
             return self._word(node.children[0])
@@ -286,8 +292,8 @@ class Text:
     # -- values of variables ---------------------------------------------------------------
 
     def _look_at_values(self, node: Node) -> None:
-        """Record the variables that this node sets or evaluates, and texts that bash may run
-        then.
+        """Record the variables that this node sets, and whether it evaluates variables. Also record
+        the texts in the node that bash may run as commands when a variable is evaluated.
         """
         kind, text, reader = node.type, self._of(node), self._reader
         if kind == "variable_assignment":
@@ -351,11 +357,12 @@ class Text:
         return kind in _HOLDS_GAPS or self._has_no_gaps(node, " \t\n")
 
     def _is_redirect(self, node: Node) -> bool:
-        """Whether the redirection has at most one target, which bash expands only once.
+        """Whether the redirection has at most one target, and bash expands this target only once.
 
-        The grammar wrongly parses arguments after a redirection, including `>&-`, as further
-        targets, and the rest of `>& -rm` as a target. Bash expands the target of `>&` twice unless
-        it is a number.
+        This excludes redirections that the grammar parses wrongly: it takes arguments after a
+        redirection, including `>&-`, for further targets, and the rest of `>& -rm` for a target. It
+        also excludes targets of `>&` and `<&` that are neither numbers nor plain words, because
+        bash expands them twice.
         """
         targets = node.children_by_field_name("destination")
         operators = {child.type for child in node.children}
@@ -384,8 +391,8 @@ class Text:
         return above is not None and above.type == "expansion"
 
     def _is_ansi(self, node: Node) -> bool:
-        """Whether the node ends where bash ends the string. The grammar reads `\\\\'` as an escaped
-        quote, but bash does not.
+        """Whether a string `$'…'` ends in the tree where it ends in bash. The two may differ,
+        because the grammar reads `\\\\'` as an escaped quote, but bash does not.
         """
         return bool(_ANSI.fullmatch(self._of(node))) and self._expands_nothing_else(node)
 
@@ -410,8 +417,8 @@ class Text:
         return is_quoted or self._is_joined(node)
 
     def _is_test(self, node: Node) -> bool:
-        """Whether the test `[ … ]` contains no operator or line break. There bash would end the
-        test, but the grammar does not.
+        """Whether the test `[ … ]` contains no operator and no line break. At an operator or line
+        break, bash ends the test, but the grammar does not.
         """
         if self._of(node).startswith("[["):
             return self._has_no_gaps(node, " \t\n")
@@ -425,8 +432,9 @@ class Text:
         return True
 
     def _is_command(self, node: Node) -> bool:
-        """Whether the command is on one line, its words are separate, no word is a regular
-        expression, and it does not begin with a word that bash reads as an assignment.
+        """Whether bash reads this command as the grammar does. That is certain only if the command
+        is on one line, its words are separate, no word is a regular expression, and it does not
+        begin with a word that bash reads as an assignment.
         """
         before: Node | None = None
         has_name = False
@@ -447,7 +455,8 @@ class Text:
 
     def _is_heredoc(self, node: Node) -> bool:
         """Whether the here-document ends at the first line that equals its delimiter, and has no
-        arguments. The grammar may add arguments to it that belong to the program before it.
+        arguments in the tree. The grammar may add arguments to the here-document that belong to the
+        program before it.
         """
         if node.children_by_field_name("argument"):
             return False

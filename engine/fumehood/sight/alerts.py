@@ -37,7 +37,7 @@ LOOK_S = 5.0
 
 
 class Totals(NamedTuple):
-    """Sums over the calls in one window."""
+    """Sums over the calls in one window, the period whose calls count for alerts."""
 
     calls: float
     successes: float

@@ -71,7 +71,7 @@ class Sight(EnginePart):
 
     @asynccontextmanager
     async def running(self, made: Composition) -> AsyncIterator[None]:
-        """Check the thresholds of alerts while the engine runs."""
+        """Check the thresholds of alerts periodically during the block, if alerts are enabled."""
         if not self._settings.enabled:
             yield
             return

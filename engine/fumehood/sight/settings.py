@@ -41,10 +41,9 @@ MIN_CALLS_IN_FOREGROUND = 100
 
 
 def in_foreground(config: Config) -> Config:
-    """Return the configuration with a higher minimum number of calls for an alert, unless that
-    number is configured.
-
-    An engine in the foreground has too few calls for meaningful rates.
+    """Raise the minimum number of calls for an alert in the configuration of an engine in the
+    foreground, because such an engine has too few calls for meaningful rates. A configured number
+    is not changed.
     """
     alerts = config.of("alerts", AlertSettings)
     if alerts is None or "min_calls" in alerts.model_fields_set:

@@ -56,8 +56,9 @@ class CallSpans:
         """Number of calls that got no spans because there was no time for them."""
 
     def wants(self) -> bool:
-        """Return whether there is time to create the spans of one more call. If not, count the call
-        in `left_out`.
+        """Return whether the spans of one more call may be created. The creation of spans may take
+        only a fixed share of the time; if this share is used up, count the call in `left_out`, and
+        return False.
         """
         now = self._monotonic()
         self._left_s = min(BURST_S, self._left_s + (now - self._looked_at) * TIME_SHARE)
@@ -106,8 +107,8 @@ class CallSpans:
         root.end(_ns(max((s.ended for s in told.stages), default=0.0)))
 
     def _take_ids(self) -> None:
-        """If the tracer belongs to OpenTelemetry's SDK, replace its id generator by a generator
-        that uses the ids that this class chooses.
+        """Let this object choose the ids of new spans: replace the tracer's id generator. Do
+        nothing if the tracer does not belong to OpenTelemetry's SDK.
         """
         tracer: Any = self._tracer
         if not hasattr(tracer, "id_generator"):
@@ -118,8 +119,8 @@ class CallSpans:
         from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
 
         class ChosenIds(RandomIdGenerator):
-            """An id generator that uses the chosen ids for the next span, and for the span's trace
-            if the span begins a new trace.
+            """An id generator that gives the next span the id `next_span`. If the span begins a new
+            trace, the trace gets the id `next_trace`. Without these ids, it generates random ids.
             """
 
             next_span: int | None = None

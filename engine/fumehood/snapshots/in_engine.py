@@ -20,7 +20,9 @@ class SnapshotsPart(EnginePart):
 
     @asynccontextmanager
     async def running(self, made: Composition) -> AsyncIterator[None]:
-        """Create the service. The engine's sessions have already started."""
+        """Create the object that takes and restores snapshots. The engine's sessions have already
+        started.
+        """
         now = self.kernel.clock.now
         self.snapshots = Snapshots(made.services.sessions, made.walls.container, now)
         yield

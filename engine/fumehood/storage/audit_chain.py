@@ -63,8 +63,9 @@ class AuditEntry:
 
 
 class AuditChain:
-    """Appends rows to the chain. It reads the chain's newest row from the database before each
-    append, so a rollback needs no change to this object.
+    """Appends rows to the audit chain, a table in which each row has a mac that depends on the row
+    before it. This object reads the newest row from the database before each append. So it stays
+    correct if a transaction is rolled back.
 
     `key` is the key for the next row. `kept` is the number of newest rows to keep, or None to keep
     all rows. `on_growth` is called on the writer's thread with the number of appended rows, even if
@@ -112,8 +113,8 @@ class AuditChain:
         self._keys[key.id] = key
 
     def rotate(self, connection: Connection, at: str, key: AuditKey, fields: JsonObject) -> int:
-        """Append the last row under the old key, and return this row's number. The row announces
-        the new key.
+        """Replace the key of the chain: append a row that announces the new key `key`, and return
+        this row's number. It is the last row that is written with the old key.
 
         The new key must already have been added with `learn`. `fields` are further fields of the
         row.
@@ -191,8 +192,8 @@ def chain_of(connection: Connection) -> AuditChain:
 
 
 def _linked(found: Iterable[Any], before: bytes | None) -> Iterator[AuditRow]:
-    """Yield the found rows. Each row includes the previous row's mac, or None if the previous row
-    is missing.
+    """Convert the rows `found` of the database, which are in order, to audit rows. Each audit row
+    includes the previous row's mac, or None if the previous row is missing.
 
     `before` is the mac of the row before the first found row. Columns are read by position, because
     access by name would double the duration of a full verification.

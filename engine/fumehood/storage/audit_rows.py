@@ -49,8 +49,8 @@ class AuditKey:
 
 @dataclass(frozen=True, slots=True)
 class AuditRow:
-    """One row. `before` is the mac of the previous row, as it is stored or exported. It is None if
-    that mac is unknown.
+    """One row of an audit chain. `before` is the mac of the previous row, as it is stored or
+    exported, or None if that mac is unknown.
     """
 
     seq: int
@@ -70,8 +70,8 @@ def commitment_to(secret: bytes) -> str:
 
 
 def mac_of(secret: bytes, before: bytes, seq: int, body: bytes) -> bytes:
-    """Return the mac of the row with this number and body. `secret` is the key's secret, and
-    `before` is the previous row's mac.
+    """Return the mac (an HMAC-SHA-256) of the row with the number `seq` and the body `body`.
+    `secret` is the key's secret, and `before` is the previous row's mac.
     """
     return hmac.digest(secret, before + seq.to_bytes(8, "big") + body, "sha256")
 

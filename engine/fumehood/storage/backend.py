@@ -26,8 +26,8 @@ READ_THREADS = 4
 
 
 class Backend(ABC):
-    """An open database. `writing` and `reading` are sources of connections, which SQLAlchemy calls
-    engines.
+    """An open database. `writing` and `reading` are SQLAlchemy engines, from which callers get
+    connections.
     """
 
     def __init__(self, writing: Engine, reading: Engine, *, has_readers: bool) -> None:
@@ -66,10 +66,10 @@ class Backend(ABC):
 
 
 class RemoteBackend(Backend):
-    """A database with a URL. Only one engine at a time is active on such a database: only the
-    active engine may write to it.
+    """A database that has a URL. At any time, only one of the engines that use the database is
+    active. Only the active engine may write to the database.
 
-    A part provides a subclass for each URL scheme (`Part.states`).
+    To support a URL scheme, a part provides a subclass (`Part.states`).
     """
 
     @classmethod

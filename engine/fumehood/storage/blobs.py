@@ -55,7 +55,9 @@ EXPIRED = (
 
 @dataclass(frozen=True, slots=True)
 class Blob:
-    """The description of a stored blob."""
+    """The description of a stored blob, which is a file whose content was too large for a call's
+    answer.
+    """
 
     id: str
     filename: str
@@ -66,8 +68,8 @@ class Blob:
 
 
 class NotKept(Exception):
-    """A blob could not be stored. The message is a clause with the reason, which may be shown to a
-    model.
+    """A blob could not be stored. The message is a clause that gives the reason. A model may see
+    the message.
     """
 
 
@@ -131,8 +133,8 @@ class BlobStore:
     """The blobs of one engine. Call `open` before the first use, and `room.close` after the last
     use.
 
-    The event `overdue` is set when there is too little space or a session has ended. It means that
-    `prune` should run soon.
+    The event `overdue` tells that `prune` should run soon. The store sets the event when there is
+    too little space or a session has ended.
     """
 
     def __init__(
@@ -315,6 +317,9 @@ class BlobStore:
     async def _sweep(self, patience_s: float | None) -> None:
         """Remove what a crashed engine left behind: files without a row, rows without a file, and
         drafts.
+
+        If there is a remote place, each access to it may take `patience_s` seconds. None means no
+        limit.
         """
         room, files = self.room, self.room.files
         rows = {row["id"]: row for row in await self._database.read(_matching(true()))}
@@ -356,8 +361,8 @@ class BlobLinks:
         self._key = key
 
     def make(self, blob_id: str, principal_id: str, expires_at: int) -> str:
-        """Return the signed URL of a blob. The URL is a path on the callers' socket. `expires_at`
-        is in Unix seconds.
+        """Return the signed URL of a blob. The URL is a path on the socket that clients use for
+        calls. `expires_at` is in Unix seconds.
         """
         signature = self._signature(blob_id, principal_id, expires_at)
         return f"/v1/blobs/{blob_id}?expires={expires_at}&signature={signature}"

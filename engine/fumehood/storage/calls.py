@@ -198,11 +198,14 @@ class CallLog:
     async def find(
         self, principal_id: str, call_id: str
     ) -> tuple[CallRecord, Recorded | None] | None:
-        """Return one call of a principal and the call's record. The record is None if it was not
-        kept.
+        """Return one call of a principal, together with the call's arguments and envelope. The
+        second item of the pair is None if the arguments and the envelope were not kept.
 
-        Return None if the principal has no such call, or if the call is no longer kept. Raises
-        ReadFailed.
+        Return None instead of the pair if the principal has no such call, or if the call is no
+        longer kept.
+
+        Raises:
+            ReadFailed: the database cannot be read.
         """
         own = CALLS.c.principal_id == principal_id
         found = await find_row(self._database, call_id, own)
@@ -286,9 +289,11 @@ def _page(connection: Connection, principal_id: str, query: CallQuery) -> CallPa
 async def find_row(
     database: Database, call_id: str, *own: ColumnElement[bool]
 ) -> tuple[RowMapping, Recorded | None] | None:
-    """Return the row of a call and the call's record, or None if no such call is kept.
+    """Return the row of a call, together with the call's arguments and envelope. The second item of
+    the pair is None if the arguments and the envelope were not kept.
 
-    `own` are further SQL conditions that the row must meet. The record is None if it was not kept.
+    Return None instead of the pair if there is no such row. `own` are further SQL conditions that
+    the row must meet.
     """
     wanted = select(CALLS).where(CALLS.c.id == call_id, *own)
 
@@ -494,7 +499,9 @@ def index_words(connection: Connection, most: int = INDEXED_AT_ONCE) -> int:
 
 
 class Recorded(NamedTuple):
-    """The content of a call's record. `envelope` is JSON."""
+    """The arguments and the envelope of a call, read from the call's stored record. `envelope` is
+    JSON.
+    """
 
     arguments: JsonObject
     envelope: bytes
@@ -554,9 +561,9 @@ def in_time(connection: Connection) -> Iterator[None]:
 def outdated_records(connection: Connection, oldest_kept: str, kept_bytes: int) -> list[int]:
     """Return the `seq` of each record to delete.
 
-    These are the records of calls before `oldest_kept`. If all other records together use more than
-    `kept_bytes`, they are also the oldest records of each principal that uses more than a fair
-    share.
+    All records of calls before `oldest_kept` are deleted. If the other records together use more
+    than `kept_bytes`, a size limit per principal is computed so that they fit. Each principal above
+    this limit loses its oldest records.
     """
     both = RECORDS.join(CALLS, RECORDS.c.seq == CALLS.c.seq)
     old = select(RECORDS.c.seq).select_from(both).where(CALLS.c.at < oldest_kept)

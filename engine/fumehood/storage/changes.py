@@ -23,14 +23,15 @@ from fumehood.storage.schema import CHANGES
 
 
 class OneChange:
-    """A lock for changes of one kind of row. Use it as `async with one_change():`. Only one change
-    runs at a time, and it is shielded from cancellation.
+    """A lock for changes to one kind of row. Only the holder of the lock changes such rows, and
+    cancelling the caller does not interrupt the change. For an instance `lock`, use it as
+    `async with lock():`.
 
     Therefore, the rows that a change has read stay valid until it writes, and memory and database
     stay consistent even if the caller is cancelled. If the database becomes unreachable during a
-    commit, the outcome of the commit is unknown. `reload` is then called repeatedly until the
-    database is reachable again. `reload` must read with `Database.write`, so that it sees the
-    outcome of that commit.
+    commit, the outcome of the commit is unknown. The function `reload`, which the constructor gets,
+    is then called repeatedly until the database is reachable again. `reload` must read with
+    `Database.write`, so that it sees the outcome of that commit.
     """
 
     def __init__(self, reload: Callable[[], Awaitable[None]]) -> None:

@@ -100,8 +100,8 @@ RANDOM_BYTES = 16
 
 
 def owner_id(state: Path) -> str:
-    """Return the owner id of a state directory, 32 hexadecimal digits. The id is created on first
-    use.
+    """Return the owner id of a state directory, 32 hexadecimal digits. All engines that use the
+    directory have this id, and recognize their containers by it. The id is created on first use.
 
     The caller must hold the directory's lock.
 

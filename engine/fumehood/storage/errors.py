@@ -122,8 +122,8 @@ class FilesAway(StateUnavailable, OSError):
 
 @contextmanager
 def understood(what: str) -> Iterator[None]:
-    """Convert exceptions from parsing rows within the block to DamagedState. Used at the engine's
-    start.
+    """Raise DamagedState if the block, which parses rows, raises LookupError, TypeError or
+    ValueError. Used at the engine's start.
 
     `what` names the rows in the error message, for example "approvers".
 

@@ -61,11 +61,15 @@ function, the returned function is then called in the event loop."""
 
 
 class NoRoom(Exception):
-    """There is no space left for a file. The message is a clause that may be shown to a model."""
+    """There is no space left for a file. The message is a clause that gives the reason. A model may
+    see the message.
+    """
 
 
 class FileRoom:
-    """A private directory of files. The room's thread and the event loop use it.
+    """A private directory of files with a limit of `max_bytes`. One thread of the room writes the
+    files, so that the event loop never waits for the disk. If there is no space, old files are
+    evicted (removed).
 
     `name` is the directory's name in the `state` directory. If `state` is None, the files are
     instead in a temporary directory, which `close` removes. `on_evicted` is called in the room's
@@ -170,7 +174,8 @@ class FileRoom:
     ) -> T:
         """Call a function that reads or changes `files`. Return the function's result.
 
-        The function runs in a thread, with the arguments `given`.
+        The function runs in a thread, with the arguments `given`. `patience_s` limits the wait for
+        a remote place. None means no limit.
 
         Raises:
             FilesAway: the remote place has not answered within `patience_s` seconds, or the room is
@@ -234,11 +239,12 @@ class FileRoom:
                     del self._gone[name]
 
     def queue(self, principal_id: str, size: int, work: Work[T], item: T) -> str | None:
-        """Queue an item of `size` bytes. The room's thread later passes the item to `work`.
+        """Queue an item, which the room's thread later passes to `work`. Return None, or the reason
+        why the item is refused.
 
-        Return None, or the reason why the item is refused. All waiting items with the same `work`
-        are passed to it together, and the event loop is woken only once for all of them. Otherwise,
-        the thread and the event loop would wait for each other at every item.
+        `size` is the number of bytes by which the item counts towards the principal's share of the
+        queue. The thread passes all waiting items with the same `work` to it in one call. This
+        avoids that the thread and the event loop wait for each other at every item.
         """
         with self._lock:
             if self._thread is None:
@@ -322,8 +328,8 @@ class FileRoom:
         self.keep(principal_id, name, size)
 
     def hold(self, principal_id: str, name: str) -> int | None:
-        """Protect a kept file from eviction. Return the file's size, or None if the file is not
-        kept.
+        """Protect a kept file from eviction until `keep` registers the file again. Return the
+        file's size, or None if the file is not kept.
 
         The file's bytes stay reserved.
         """

@@ -43,8 +43,8 @@ MIN_FREE_BYTES = 64 << 20
 
 
 class Found(NamedTuple):
-    """The status of a listed file. `size` is -1 if it is not a regular file. `changed_at` is in
-    Unix seconds.
+    """The status of a file in a listing. `size` is in bytes, or -1 for a directory, a symbolic link
+    or another special file. `changed_at` is in Unix seconds.
     """
 
     size: int
@@ -93,12 +93,12 @@ class Files(Protocol):
 
 
 class RemoteFiles(Files):
-    """A place for files at a URL. The engines of one state share it. A part names a subclass for
-    each scheme of URLs (`Part.files`).
+    """A place for files at a URL. The engines of one state share the place. To support a URL
+    scheme, a part provides a subclass (`Part.files`).
 
-    Only files whose names have the expected form are listed, read or deleted. Other names raise
-    ValueError. If the place does not answer before a deadline, its methods stop waiting and raise
-    FilesAway.
+    Each place has a pattern for the names of its files (see `below`). Files with other names are
+    not listed, and a method that gets such a name raises ValueError. If the place does not answer
+    before a deadline, its methods stop waiting and raise FilesAway.
     """
 
     form: ClassVar[str]
@@ -120,8 +120,8 @@ class RemoteFiles(Files):
 
     @abstractmethod
     def below(self, folder: str, names: re.Pattern[str]) -> Self:
-        """Return a folder of this place. File names in the folder must match the pattern
-        `names`.
+        """Return the place that is the folder `folder` of this place. File names in the folder must
+        match the pattern `names`.
         """
 
 
@@ -135,8 +135,8 @@ class FilePlaces:
     """The remote place for complete files, or None if they are in `directory`."""
 
     def saved(self, folder: str) -> SavedFiles | None:
-        """Return the store for a folder with files of sessions, or None if the engine keeps no
-        state.
+        """Return the store that keeps files of sessions in the folder `folder`. Return None if the
+        engine keeps no state.
         """
         if self.directory is None:
             return None
@@ -166,8 +166,8 @@ class Directory:
     path: Path
 
     def put(self, name: str, source: Path) -> None:
-        """Move the complete local file `source` to this name. It must be on the same file
-        system.
+        """Move the complete local file `source` to this name. `source` must be on the same file
+        system as this directory.
         """
         flush(source)
         source.rename(self.path / name)
@@ -245,12 +245,14 @@ class Missing(Exception):
 
 
 class SavedFiles:
-    """Saved files of sessions, in the directory `folder` below `shared` or in the folder `folder`
-    of `remote`. Call `close` at the end.
+    """A store for the saved files of sessions. The store is the directory `folder` below `shared`,
+    or the folder `folder` of `remote`. Call `close` at the end.
     """
 
     def __init__(self, shared: Path | None, remote: RemoteFiles | None, folder: str) -> None:
-        """Exactly one of `shared` and `remote` must be given."""
+        """Keep the files in the folder `folder`, which is below the directory `shared` or in the
+        place `remote`. Exactly one of `shared` and `remote` must be given.
+        """
         self._directory = shared / folder if shared is not None else None
         self._remote = remote.below(folder, NAME) if remote is not None else None
         self._threads = ThreadPoolExecutor(SAVING_THREADS, folder)
@@ -258,7 +260,9 @@ class SavedFiles:
         """An event. It is set when a session has ended and its files could not be deleted."""
 
     def close(self) -> None:
-        """Wait until the threads have ended. This blocks the calling thread."""
+        """Wait until the running reads and writes of files have ended, and end their threads.
+        Blocks.
+        """
         self._threads.shutdown()
 
     async def put(self, contents: Mapping[str, bytes]) -> None:
@@ -328,8 +332,9 @@ class SavedFiles:
             raise FilesAway("its directory cannot be used") from None
 
     async def _all(self, work: Callable[[Any], T], items: Iterable[Any]) -> list[T]:
-        """Call a function for each item, in the threads. Return the results. If calls raise errors,
-        wait until all calls have ended, and then raise the first error.
+        """Call a function for each item, in the threads of this store. Return the results in the
+        order of the items. If calls raise errors, wait until all calls have ended, and then raise
+        the first error.
         """
         try:
             asked = [asyncio.wrap_future(self._threads.submit(work, item)) for item in items]

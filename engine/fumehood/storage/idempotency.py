@@ -52,7 +52,7 @@ its data."""
 
 
 class KeyState(StrEnum):
-    """The state of a key. It describes the call that first used the key."""
+    """The state of an idempotency key: what has become of the call that first used the key."""
 
     RUNNING = "running"
     WAITING = "waiting"
@@ -80,7 +80,7 @@ class KeyedCall:
 
 @dataclass(frozen=True, slots=True)
 class KeptKey:
-    """A stored key."""
+    """An idempotency key as it is stored, with its state and the call that first used it."""
 
     call: KeyedCall
     state: KeyState
@@ -128,8 +128,9 @@ def take(
 ) -> KeptKey | None:
     """Claim a key for a call. Return None if the call now owns the key, otherwise the existing key.
 
-    `is_held` returns whether this engine is still running the call with the given id. If a key is
-    stored as running and its call is not held, the call is lost, and the key is settled first.
+    `is_held` returns whether this engine is still running the call with the given id. If the stored
+    state of the key is `running`, but this engine does not run the key's call, then this call is
+    lost. Its key is then deleted if the lost call may be repeated, and otherwise becomes `unknown`.
 
     Raises:
         UnstorableText: the key contains a NUL character.
@@ -160,7 +161,9 @@ def finish(connection: Connection, call: KeyedCall, answer: str) -> None:
 
 
 def release(connection: Connection, call: KeyedCall) -> None:
-    """Delete the key of a running call. For calls that had no effect or can safely be repeated."""
+    """Delete the key of a running call, so that the key can be used again. The call must have had
+    no effect, or repeating it must be safe.
+    """
     connection.execute(_RELEASE, _this(call))
 
 
@@ -176,7 +179,7 @@ def lose(connection: Connection, call: KeyedCall) -> None:
 
 
 def hand_over(connection: Connection, principal_id: str, key: str, approval_id: str) -> None:
-    """Make an approval the owner of a running call's key. From now on, the call waits.
+    """Make an approval the owner of a running call's key. The state of the key becomes `waiting`.
 
     Raises:
         KeyLost: no call with this key is running. The caller should roll back its transaction.
@@ -227,8 +230,8 @@ def correct(
 
 
 def recover(connection: Connection, now: datetime) -> int:
-    """Settle the calls that were running when an earlier engine ended. Called at the engine's
-    start.
+    """Decide about the keys of calls that were running when an earlier engine ended. Called at the
+    engine's start.
 
     The keys of calls that may be repeated are deleted. The keys of other calls are marked as
     `unknown`. Calls that wait for an approval keep waiting. Return the number of keys that were
@@ -255,7 +258,8 @@ def forget_old(connection: Connection, now: datetime) -> int:
 def _insert(connection: Connection, call: KeyedCall, now: datetime) -> bool:
     """Insert the key of a call. Return False if the key already exists.
 
-    This function does not read first, because a key is nearly always free.
+    The insertion itself detects an existing key, without a query before it, because most keys are
+    new.
     """
     values = {
         "principal_id": call.principal_id,
@@ -275,8 +279,8 @@ def _find(connection: Connection, principal_id: str, key: str) -> Row[Any] | Non
 
 
 def _unknown(now: datetime) -> dict[str, str]:
-    """Return the column values for the key of a lost call. Such a key is kept for a day from `now`,
-    not from the start of the call.
+    """Return the column values that mark a key as `unknown`. The key then expires a day after
+    `now`, and no longer a day after the start of its call.
     """
     return {"state": KeyState.UNKNOWN.value, "expires_at": stamp(now + KEY_LIFETIME)}
 

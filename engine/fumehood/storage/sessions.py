@@ -85,7 +85,7 @@ class SessionTable:
     def sweeping(
         self, files: SavedFiles, now: Callable[[], datetime], on_fault: Callable[[Exception], None]
     ) -> AbstractAsyncContextManager[None]:
-        """Return a context manager that calls `sweep` regularly during its block (`retention`).
+        """Return a context manager that calls `sweep` at once, and then regularly during its block.
         `on_fault` receives the errors of `sweep`.
         """
         return retention(partial(self.sweep, files), now, on_fault, overdue=files.overdue)
@@ -159,8 +159,8 @@ def _kept(row: RowMapping) -> KeptSession:
 
 
 def _stored(home: SessionHome) -> dict[str, Any]:
-    """Return a session's home as JSON for storage. The values of parts are fields next to the
-    home's own fields.
+    """Return `home`, which is what the next engine needs to continue the session, as JSON for
+    storage. Each value of a part becomes a field next to the fields of `SessionHome`.
     """
     own = asdict(home)
     of_parts = own.pop("of_parts")

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 
 class RecordSettings(Value):
-    """Settings that determine which calls have a record (arguments and answer), and how long and
-    how much is kept.
+    """Settings for the records of calls (arguments and answers): which calls get a record, for how
+    many days records are kept, and how many megabytes they may use.
     """
 
     calls: Literal["all", "failed", "none"] | None = None

@@ -129,7 +129,7 @@ def open_memory() -> SQLite:
 
 @contextmanager
 def _opening(path: Path) -> Iterator[None]:
-    """Convert errors from SQLite and the file system within the block to StoreError."""
+    """Raise StoreError if the block raises an error of SQLite or of the file system."""
     try:
         yield
     except (sqlite3.DatabaseError, DatabaseError) as error:
@@ -209,7 +209,7 @@ def _has_content(path: Path) -> bool:
 
 def _prepare(path: Path) -> None:
     """Create the file if it is missing, allow only this user to access it, and enable its
-    write-ahead log. SQLite creates the files next to it with the same access rights.
+    write-ahead log. SQLite gives the log and its other files the same access rights.
     """
     with open(path, "ab", opener=private) as file:
         os.fchmod(file.fileno(), PRIVATE_FILE)

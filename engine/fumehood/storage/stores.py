@@ -22,8 +22,8 @@ from fumehood.storage.settings import FileSettings, RecordSettings
 
 @dataclass(frozen=True, slots=True)
 class Stores:
-    """The stores of one engine. If `is_own` is True, the engine must close the database when it
-    ends.
+    """The objects with which one engine stores its data. If `is_own` is True, the engine created
+    `database` itself and must close it at the end.
     """
 
     database: Database
@@ -49,8 +49,9 @@ def make_stores(
     """Create the stores of one engine. `given` is the database to use. If it is None, a new
     database is created in memory.
 
-    `recorded` says which calls get a record. The `kept` arguments limit how many calls and blobs
-    are kept, and for how long.
+    `settings` says where files are kept. `recorded` says which calls get a record (arguments and
+    answer), and `record` limits how long and in how much space records are kept. `calls_kept` and
+    the following three arguments limit how many calls and blobs are kept, and for how long.
 
     Raises:
         StoreError: the optional dependencies for the remote place are not installed.

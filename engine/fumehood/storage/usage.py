@@ -88,11 +88,12 @@ def _summed(
     groups: Sequence[Group],
     limit: int | None,
 ) -> list[UsageRow]:
-    """Return one row for each group of calls, ordered by the groups' keys, and at most `limit`
-    rows.
+    """Return one row with the sums of each group of calls, ordered by the groups' keys. Return at
+    most `limit` rows.
 
-    `wanted` are the SQL conditions for the calls. The database returns one row for each group and
-    currency. This function merges the rows of a group, so that the limit never splits a group.
+    `wanted` are the SQL conditions for the calls. The SQL query returns a separate row for each
+    currency of a group. This function merges the rows of a group into one, and counts the merged
+    rows for `limit`.
     """
     keys = [_GROUP_COLUMNS[group] for group in groups]
     chosen = (

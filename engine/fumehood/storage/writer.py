@@ -58,8 +58,8 @@ class _Waiting(Generic[T]):
 
 
 class _RolledBack(Exception):
-    """The database has rolled back the whole transaction. This is raised even if the job whose
-    statement failed has caught the database's own error.
+    """The database has rolled back the whole transaction, so all its jobs have failed. The writer
+    raises this error even if a job has caught and ignored the database's own error.
     """
 
 
@@ -68,8 +68,8 @@ class _Refused(Exception):
 
 
 class Writer:
-    """Runs jobs in the order of their arrival. Posted rows are also written in the order of their
-    arrival, but independently of the jobs.
+    """Writes to the database in one thread. The writer runs submitted jobs and writes posted rows,
+    both in the order of their arrival. Between a job and a posted row, there is no fixed order.
     """
 
     def __init__(
@@ -134,7 +134,9 @@ class Writer:
         return future
 
     def post(self, how: Batch, row: Row) -> None:
-        """Queue a row without waiting. Rows posted with the same `how` are written together."""
+        """Queue a row without waiting. `how` is the function that writes the row. Rows posted with
+        the same `how` are written together.
+        """
         if self._closing or len(self._posts) >= MAX_POSTS:
             self.note_dropped()
             return
@@ -177,8 +179,8 @@ class Writer:
         self._posts.clear()
 
     def _start(self) -> None:
-        """Start the thread if it is not running. This happens at the first change instead of at the
-        engine's start, because many embedded engines never write.
+        """Start the thread if it is not running. The thread starts at the first change and not at
+        the engine's start, because many embedded engines never write.
         """
         if self._thread is None and not self._closing:
             self._thread = threading.Thread(target=self._run, name="state-writer", daemon=True)
@@ -215,7 +217,8 @@ class Writer:
             future.set_result(None)
 
     def _posts_are_due(self) -> bool:
-        """Return whether posted rows should be written now.
+        """Return whether posted rows should be written now: enough rows wait, enough time has
+        passed, or the writer is closing.
 
         Posted rows are not written after every group of jobs, because that would delay the next
         jobs.
@@ -257,8 +260,9 @@ class Writer:
             future.set_result(result)
 
     def _drop_pending(self) -> list[_Waiting[Any]]:
-        """Drop all pending jobs and rows, and return the jobs. This is needed when the writer
-        closes, because each attempt to write to an unreachable database takes seconds.
+        """Drop all pending jobs and rows, and return the jobs, whose futures are still open. The
+        writer does this if the database is unreachable while it closes, because each attempt to
+        write would take seconds.
         """
         with self._lock:
             jobs = list(self._waiting)
@@ -359,8 +363,8 @@ class Writer:
     def _write_batches(
         self, batches: list[tuple[Batch, list[Row]]]
     ) -> list[tuple[Batch, list[Row], BaseException]]:
-        """Write batches of rows in one transaction. Return the failed batches, each with its
-        error.
+        """Write batches of rows in one transaction. A batch is a pair: the function that writes,
+        and its rows. Return the failed batches, each as the function, the rows, and the error.
         """
         if not batches:
             return []

@@ -28,8 +28,8 @@ STOPPED = "From here on events are missing, because {}. The call goes on; its an
 
 
 class StreamedCall:
-    """A call whose events are recorded. The pipeline uses the handle `live`, and `end` receives the
-    call's answer.
+    """A call whose events are recorded, so that clients can read them. The pipeline reports the
+    events to the handle `live`, and passes the call's answer to `end`.
     """
 
     def __init__(
@@ -73,8 +73,8 @@ class StreamedCall:
     async def begun(self) -> Envelope | None:
         """Wait until the call begins. Return None, or the answer if the call ended before it began.
 
-        If this method is cancelled, it closes the `reader`. Otherwise, the caller must close the
-        reader.
+        If the call begins, the caller must close the reader that `reader` returns. If this method
+        is cancelled, the reader is closed automatically.
         """
         try:
             await self._settled.wait()

@@ -25,8 +25,8 @@ class EngineWithStreams(Engine):
     """An engine that can also stream the events of a call."""
 
     def open_stream(self, tool: str, body: CallBody, principal: Principal | None) -> StreamedCall:
-        """Start a call that continues without its caller. The caller may follow the call's
-        events.
+        """Start a call that continues even if its caller goes away. The caller may read the call's
+        events from the returned object.
         """
         return self.part(Streams).open(tool, body, principal)
 

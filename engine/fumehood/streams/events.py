@@ -43,9 +43,11 @@ class ProgressEvent(_Event):
 
 
 class OutputEvent(_Event):
-    """A program's output since the previous output event, in whole characters.
+    """The output that a program has written since the previous output event. The text contains only
+    whole characters.
 
-    `offset` is the number of UTF-8 bytes before it in the same stream.
+    `offset` is the number of UTF-8 bytes that the program wrote to the same stream before this
+    output.
     """
 
     type: Literal["tool_output"] = "tool_output"

@@ -33,7 +33,9 @@ if TYPE_CHECKING:
 
 
 class Streams(EnginePart):
-    """The part that starts followed calls, and keeps their recordings."""
+    """The part that starts calls whose events callers can read, and keeps the recordings of these
+    events.
+    """
 
     def __init__(self, kernel: Kernel) -> None:
         super().__init__(kernel)
@@ -54,7 +56,8 @@ class Streams(EnginePart):
         self._opening: asyncio.Task[None]
 
     def open(self, tool: str, body: CallBody, principal: Principal | None) -> StreamedCall:
-        """Start a call that continues without its caller. The caller may follow the call's events.
+        """Start a call that continues even if its caller goes away. The caller may read the call's
+        events from the returned object.
 
         The principal must already be authenticated.
         """
@@ -72,12 +75,12 @@ class Streams(EnginePart):
     async def follow(
         self, call_id: str, principal: Principal, after: str | None
     ) -> RecordingReader:
-        """Return a reader of a recorded call's events. If `after` is given, it begins after the
-        event with this id.
+        """Return a reader of a recorded call's events. If `after` is given, the reader begins with
+        the event that follows the event with the id `after`.
 
         Raises:
             ResourceNotFound: the principal has no such call, or its events are not kept.
-            FilesAway: the remote place of its events cannot be used now.
+            FilesAway: the events are in the remote place, which cannot be used now.
         """
         await self.recordings.fetch(call_id, principal.id)
         reader = self.recordings.find(call_id, principal.id, after)
@@ -90,7 +93,9 @@ class Streams(EnginePart):
 
     @asynccontextmanager
     async def running(self, made: Composition) -> AsyncIterator[None]:
-        """Open the recordings in the background, and prune them until the engine ends."""
+        """Keep this part running during the block: open the recordings in the background, and
+        delete expired recordings regularly. `made` contains the objects of the engine.
+        """
         self._made = made
         self._opening = asyncio.create_task(self._open())
         on_fault = partial(log_fault, self._log, "state.retention_failed")

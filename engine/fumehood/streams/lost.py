@@ -28,8 +28,8 @@ from fumehood.storage.errors import StoreError
 async def answer_of_lost(
     call_id: str, principal_id: str, tool: str, trace_id: str, services: PipelineServices
 ) -> Envelope:
-    """Return the stored answer to the call. If no answer was stored, return an error. `services`
-    gives access to the stored state.
+    """Return the answer to a call that was running when its engine ended. If no answer was stored,
+    return an error. `services` gives access to the stored state.
     """
     # This principal only names the caller in the log, so it has no scopes.
     principal = Principal(principal_id, frozenset(), frozenset())

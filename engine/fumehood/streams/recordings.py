@@ -75,7 +75,9 @@ EVENT_ID = re.compile(r"(0|[1-9][0-9]{0,14}):(0|[1-9][0-9]{0,14})")
 
 
 class RecordedCall(NamedTuple):
-    """Information about a recorded call, which is the first line of the recording's file."""
+    """Information about a recorded call. The first line of the recording's file contains these
+    values.
+    """
 
     call_id: str
     principal_id: str
@@ -95,8 +97,8 @@ class Record(NamedTuple):
 
 
 class Recording:
-    """One call's recording. Its methods must be called in the event loop, except `record`, which
-    may be called in any thread.
+    """The recording of one call's events. Its methods must be called in the event loop, except
+    `record`, which may be called in any thread.
     """
 
     def __init__(
@@ -110,8 +112,9 @@ class Recording:
     ) -> None:
         """Begin a recording in `store`, or continue a file of an earlier engine.
 
-        `notice` returns the data for the event that explains why the recording stopped. `size` is
-        the size of the existing file in bytes, and `count` is the number of events in it.
+        If the recording has to stop, `notice` gets the reason, and returns the data for the event
+        that tells readers about it. `size` is the size of the existing file in bytes, and `count`
+        is the number of events in it.
         """
         self.call = call
         self.start = len(call.line())
@@ -151,10 +154,11 @@ class Recording:
             self._queue(kind, data)
 
     def reader(self, after: str | None = None) -> RecordingReader:
-        """Return a reader that begins with the first event or, if `after` is given, after the event
-        with this id. The caller must close the reader.
+        """Return a reader that begins with the first event or, if `after` is given, with the event
+        that follows the event with the id `after`. The caller must close the reader.
 
-        This method must not be called any more once the writer and all readers have called `leave`.
+        After the writer and all readers have called `leave`, this method must not be called any
+        more.
         """
         self.holders += 1
         return RecordingReader(self, after)
@@ -170,8 +174,8 @@ class Recording:
                 self._write([(kind, data)])()
 
     def _write(self, events: list[tuple[str, bytes]]) -> Callable[[], None]:
-        """Write events to the file. Return a function that makes them available to readers. Runs in
-        the thread of the store of files.
+        """Write events to the file. Return a function that makes the events available to readers.
+        Runs in the thread of the file room.
         """
         events.sort(key=lambda event: event[0] in LAST_KINDS)  # a thread may report progress late
         is_last = events[-1][0] in LAST_KINDS
@@ -194,8 +198,9 @@ class Recording:
         return partial(self._publish, lines, self._written, tail, is_last)
 
     def _told(self, why: str) -> list[tuple[str, bytes]]:
-        """Return the event that explains why the recording stopped. If it has already been
-        returned, return an empty list.
+        """Return a list with the event that tells readers why the recording stopped. `why` is the
+        reason. Return an empty list if an earlier call has returned the event, or if this recording
+        has no `notice`.
         """
         notice, self._notice = self._notice, None
         return [] if notice is None else [(NOTICE, _encoded(notice(why)))]
@@ -240,7 +245,8 @@ class Recording:
     def leave(self) -> None:
         """Record that a reader or the writer has finished with the recording.
 
-        Once all of them have, the store keeps or deletes the recording.
+        After the writer and all readers have called this method, the store keeps or deletes the
+        recording.
         """
         self.wake()
         self.holders -= 1
@@ -255,8 +261,8 @@ class Recording:
 
 
 class RecordingReader:
-    """Reads one recording to its end. It begins with the first event or, if `after` is given, with
-    the event after the one with this id.
+    """Reads one recording to its end. The reader begins with the first event or, if `after` is
+    given, with the event that follows the event with the id `after`.
     """
 
     def __init__(self, source: Recording, after: str | None = None) -> None:
@@ -272,8 +278,8 @@ class RecordingReader:
     async def read(self) -> list[Record]:
         """Wait for the next events and return them. After the last event, return an empty list.
 
-        If `after` is not the id of an event of this call, the first returned event is `resync`.
-        Then follow all events of the call.
+        If the reader was created with an id `after` that is not the id of an event of this call,
+        the first call returns only an event `resync`. The next calls return all events of the call.
 
         Raises:
             OSError: the recording cannot be read any more.
@@ -306,8 +312,8 @@ class RecordingReader:
                 return records
 
     def _skip(self, after: str) -> str | None:
-        """Skip the events up to the one with the id `after`. Return None, or the reason if there is
-        no such event.
+        """Make the reader begin after the event with the id `after`. Return None, or the reason if
+        there is no such event.
         """
         found, source = EVENT_ID.fullmatch(after), self._source
         if found is None:
@@ -380,6 +386,7 @@ class RecordingStore:
         self, last_event: Callable[[RecordedCall], Awaitable[tuple[str, bytes]]]
     ) -> int:
         """Record a last event for each call that was still running when the previous engine ended.
+        `last_event` returns the kind and the data of this event for a call.
 
         Return the number of these calls. Their recordings cannot be read before this method has
         returned.
@@ -392,7 +399,10 @@ class RecordingStore:
         return len(lost)
 
     def new(self, call: RecordedCall, notice: Callable[[str], JsonObject]) -> Recording:
-        """Return a new recording. Its file is created when the first event is written."""
+        """Return a new recording. Its file is created when the first event is written. If the
+        recording has to stop, `notice` gets the reason and returns the data for the event that
+        reports it.
+        """
         recording = self._all[call.call_id] = Recording(self, call, notice)
         return recording
 
@@ -409,8 +419,9 @@ class RecordingStore:
     def find(
         self, call_id: str, principal_id: str, after: str | None = None
     ) -> RecordingReader | None:
-        """Return a reader of the principal's recording, or None if the principal has no such
-        recording.
+        """Return a reader of a principal's recording, or None if the principal has no such
+        recording or the recording has expired. If `after` is given, the reader begins with the
+        event that follows the event with the id `after`.
         """
         found = self._all.get(call_id)
         if found is None or found.call.principal_id != principal_id:
@@ -453,7 +464,9 @@ class RecordingStore:
             self.room.submit(recording.file.remove)
 
     def share(self, recording: Recording) -> None:
-        """Copy the recording of an ended call to the remote place, if there is one. Never waits."""
+        """Start to copy the recording of an ended call to the remote place, if there is one. Never
+        waits.
+        """
         if self._remote is not None and not recording.tail:
             self.room.copy(recording.call.call_id)
 
@@ -465,8 +478,8 @@ class RecordingStore:
         return (now - timedelta(seconds=self._kept_s)).timestamp()
 
     def _find(self) -> None:
-        """Take over the previous engine's files, oldest first. Must run before the thread of the
-        store of files is started.
+        """Register the files of the previous engine as recordings, oldest first, and remove
+        unusable files. Must run before the thread of the file room is started.
         """
         found = Directory(self.room.directory).found().items()
         for ended_at, name in sorted((one.changed_at, name) for name, one in found):
@@ -479,8 +492,8 @@ class RecordingStore:
 
     async def _list(self, patience_s: float | None) -> None:
         """List the recordings of other engines in the remote place. Do nothing if they are already
-        listed. `patience_s` is the maximum wait for the remote place in seconds, or None for the
-        default. Raises FilesAway.
+        listed. `patience_s` is the maximum wait for the remote place in seconds, or None for no
+        limit. Raises FilesAway.
         """
         if self._remote is None or self._is_listed:
             return
@@ -493,8 +506,10 @@ class RecordingStore:
         self._is_listed = True
 
     def _fetch(self, call_id: str, principal_id: str, place: Found) -> None:
-        """Download a recording from its place in the remote place. If the recording is missing or
-        damaged, remove it from the list of remote recordings instead. Runs in a thread.
+        """Download a recording from the remote place. If the recording is missing or damaged,
+        remove it from the list of remote recordings instead. Runs in a thread.
+
+        `place` is the status of the recording's file in the remote place.
         """
         room = self.room
         if room.hold(ELSEWHERE, call_id) is None:
@@ -514,12 +529,13 @@ class RecordingStore:
                 raise
 
     def _download(self, call_id: str, principal_id: str, place: Found) -> None:
-        """Copy a principal's recording from the remote place.
+        """Copy a principal's recording from the remote place to the room's directory. `place` is
+        the status of the recording's file in the remote place.
 
         Raises:
             PermissionError: the recording belongs to another principal.
             NoRoom: the disk has no space for the recording.
-            OSError, TypeError, ValueError: the object cannot be read, or is not a recording.
+            OSError, TypeError, ValueError: the file cannot be read, or is not a recording.
         """
         assert self._remote is not None
         with self._remote.open(call_id, place.size) as source:
@@ -533,11 +549,11 @@ class RecordingStore:
         os.utime(self.room.directory / call_id, (place.changed_at, place.changed_at))
 
     def _take_over(self, name: str, ended_at: float, *, fetched: int | None = None) -> None:
-        """Register a file of an earlier engine as a kept recording of a call that ended at
-        `ended_at` (Unix seconds). If the file's last line is incomplete, this line is removed.
+        """Register a file of an earlier engine as a recording of a call that ended at `ended_at`
+        (Unix seconds). Remove the file's last line if it is incomplete.
 
-        If the file was just downloaded, `fetched` is its size, and its bytes are already reserved
-        under ELSEWHERE.
+        If the file was just downloaded, `fetched` is its size in bytes. The space for it is then
+        already reserved, under the owner name `ELSEWHERE`.
 
         Raises:
             NoRoom: the room has no space for the file.

@@ -73,9 +73,11 @@ class Following:
         return events
 
     def read_answer(self, raw: bytes) -> Event | None:
-        """Read an answer that arrived instead of a stream of events.
+        """Read an envelope that arrived instead of a stream of events. Return the last event of the
+        call, which contains the envelope.
 
-        Return the answer's event, or None if another attempt to resume the stream may succeed.
+        If the request was to resume a stream, the envelope is an error. Return None if another
+        attempt to resume the stream may succeed.
 
         Raises:
             DaemonUnavailable: the answer is not an engine's, or the stream cannot be resumed.
@@ -93,7 +95,8 @@ class Following:
 
     def may_send_again(self, error: httpx2.HTTPError, progress: Progress) -> bool:
         """Return whether the request that failed with `error` should be sent again immediately.
-        `progress` belongs to the failed attempt. Only the first failure of a call can return True.
+        `progress` says how far the failed attempt got. Only the first failed request of a call may
+        be sent again.
         """
         is_first, self._has_failed = not self._has_failed, True
         return is_first and may_send_again(self.request, error, progress)
@@ -139,8 +142,8 @@ class Following:
 
 
 def follow_request(call_id: str, after: str | None) -> ApiRequest[Event]:
-    """Return the request for a call's events: those after the event with the id `after`, or all if
-    it is None.
+    """Return the request for the events of a call. If `after` is given, the engine sends only the
+    events that follow the event with the id `after`.
     """
     headers = {} if after is None else {"last-event-id": after}
     return ApiRequest(

@@ -67,8 +67,11 @@ class Decoder:
 
 
 def _frame(block: bytes) -> Frame | None:
-    """Parse a block in the form in which `encode` writes it. Return None if the block contains no
-    event.
+    """Parse a block of lines that `encode` or `retry` has written. Return None if the block
+    contains no event.
+
+    Raises:
+        SseError: the block has another form.
     """
     fields: dict[bytes, bytes] = {}
     for line in block.split(b"\n"):

@@ -118,10 +118,10 @@ class _Screen:
 
 @contextmanager
 def _cancelling(client: Client, calls: list[str]) -> Iterator[None]:
-    """In the block, let the first Ctrl-C cancel the call whose id is in `calls`, and the second one
-    exit.
+    """During the block, the first Ctrl-C cancels the call, and the second Ctrl-C ends this program.
+    The caller adds the call's id to `calls` as soon as it is known.
 
-    As long as `calls` is empty, the first Ctrl-C also exits.
+    As long as `calls` is empty, even the first Ctrl-C ends this program.
     """
 
     def cancel() -> None:

@@ -25,8 +25,8 @@ from fumehood.trials.session_trials import HeldFiles
 
 @dataclass(frozen=True, eq=False, slots=True)
 class HeldTrial:
-    """A trial that has ended, and its effect on the session and on other hosts, which is not
-    applied yet.
+    """The effect of a trial that has ended, on the session and on other hosts, together with the
+    trial's outcome. The effect is not applied yet.
     """
 
     files: HeldFiles
@@ -39,8 +39,8 @@ class HeldTrial:
 
 
 class TrialDecision(HeldAction):
-    """The action that waits for a human's approval of a trial. It applies the effect of the
-    trial.
+    """The action that applies the effect of a trial. It is carried out only after a human has
+    approved the trial.
     """
 
     needs = "trial"
@@ -75,11 +75,12 @@ class TrialDecision(HeldAction):
 async def ask_about(
     decision: TrialDecision, call: CallContext, services: PipelineServices, run_call: RunCall
 ) -> EngineError | None:
-    """Ask a human to approve the effect of a trial. `run_call` runs the call that waits for this
-    approval. If the effect is approved, that call applies it by means of `decision`.
+    """Ask a human to approve the effect of a trial, by means of a second call that needs this
+    approval. `run_call` runs this second call. If the human approves, the second call applies the
+    effect with `decision`.
 
-    Return None as soon as `decision` has begun to apply the effect. If it has not begun, return the
-    error that says why not.
+    Return None as soon as `decision` has begun to apply the effect. Return an error with the reason
+    if `decision` will not apply the effect.
     """
     parent = call.request
     chosen = parent.options.wait_for_approval

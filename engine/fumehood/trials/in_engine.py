@@ -42,8 +42,9 @@ class Trials(EnginePart):
 
     @asynccontextmanager
     async def around(self, run: ToolRun, before: Sequence[Given]) -> AsyncIterator[Given | None]:
-        """If the call has the option `preview`, yield what makes its run a trial. Otherwise yield
-        None.
+        """Yield None if the call does not have the option `preview`. Otherwise, yield a `Given`
+        that makes the run a trial: a lease that keeps the effect, and a function that creates the
+        outcome after the run.
         """
         if not PREVIEW.of(run.request.options):
             yield None
@@ -62,8 +63,11 @@ class Trials(EnginePart):
     async def decide(
         self, outcome: Outcome, call: CallContext, services: PipelineServices, run_call: RunCall
     ) -> Outcome:
-        """Ask a human to decide about the effect of a trial, and apply or drop the effect
-        accordingly. `outcome` is the outcome of the trial itself. Return the outcome of its call.
+        """Ask a human to decide about the effect of a trial, and then apply or drop the effect.
+        Return the outcome of the trial's call.
+
+        `outcome` is the outcome of the trial itself. `run_call` runs the second call that waits for
+        the human's approval.
         """
         held = outcome.held
         assert isinstance(held, HeldTrial)

@@ -39,8 +39,8 @@ class TrialLease:
 
 
 def trials_of(lease: Lease, waiting: Counter[str]) -> SessionTrials:
-    """Return the trials of the session of `lease`. `waiting` counts, for each session, the effects
-    that wait for a decision.
+    """Return the object that runs trials in the session of `lease`. `waiting` counts, for each
+    session, the effects that wait for a decision.
 
     Raises SandboxUnavailable if the session is not durable.
     """

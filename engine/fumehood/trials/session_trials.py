@@ -36,8 +36,8 @@ _LIMITS = Limits(wall_s=30.0, cpu_s=30.0, memory_mb=None, output_bytes=MB)
 
 @dataclass(eq=False, slots=True)
 class HeldFiles:
-    """The effect of a trial on its session. It is held back until it is applied or dropped. `token`
-    names it in requests to the guest.
+    """The effect of a trial on its session. The effect is held back until it is applied or dropped.
+    Requests to the guest identify the effect by `token`.
     """
 
     token: str
@@ -241,7 +241,7 @@ class SessionTrials:
             await source_of(self._session).run("files", _LOOK, _LIMITS, sinks)
 
     def _decided(self) -> None:
-        """Count one effect less that waits for a decision in this session."""
+        """Reduce by 1 the number of effects in this session that wait for a decision."""
         self._waiting[self._session.id] -= 1
         if not self._waiting[self._session.id]:
             del self._waiting[self._session.id]

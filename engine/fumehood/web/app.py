@@ -210,8 +210,9 @@ class Console:
         callers: Path = Path(),
     ) -> None:
         """Create the console. `connect` creates a client of the control socket for a credential.
+        `port` is the local port that browsers use, and `pages` are the console's pages.
 
-        `caller` is a client of the callers' socket, whose path is `callers`.
+        `caller` is a client of the socket for calls, whose path is `callers`.
         """
         self.port = port
         self.callers = callers
@@ -253,8 +254,9 @@ class Console:
         self, template: str, status: int = 200, *, login: Login | None = None, path: str = "",
         **values: Any,
     ) -> HTMLResponse:  # fmt: skip
-        """Render a template as a response. `path` is the page's address, which the navigation
-        highlights.
+        """Render a template as a response with the HTTP status `status`. `login` is the login of
+        the user, or None on pages without one. `path` is the page's address, which the navigation
+        highlights. `values` are further values for the template.
         """
         page = next((one for one in self.pages if path.startswith(one.path)), None)
         text = self._environment.get_template(template).render(

@@ -35,7 +35,7 @@ MAX_TEXT = 200_000
 
 @dataclass(frozen=True, slots=True)
 class ArgumentField:
-    """One argument in the form."""
+    """One argument of a call, as a field of an HTML form."""
 
     name: str
     kind: Kind
@@ -129,10 +129,10 @@ def arguments_of(form: Form) -> tuple[JsonObject, dict[str, str]]:
 
 
 def errors_of(fields: tuple[str, ...] | None, message: str) -> dict[str, str]:
-    """Return the message of the engine's refusal for each argument in `fields`, as a dictionary
-    from the argument's name to `message`.
+    """Return a dictionary from the name of each argument that `fields` refers to, to the message
+    `message` of the engine's refusal.
 
-    If `fields` is None or empty, the dictionary has only the empty name.
+    If `fields` is None or empty, the dictionary has a single key, the empty text.
     """
     names = {_argument(pointer) for pointer in fields or ()}
     return dict.fromkeys(names or {""}, message)

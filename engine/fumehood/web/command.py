@@ -66,8 +66,9 @@ def web(
 
 
 def _open(link: str, directory: Path) -> None:
-    """Open the link in a browser through a file in `directory` that only this user can read. The
-    link is secret, and every user can see the arguments of a process.
+    """Open the login link in a browser. The link is written to a file in `directory` that only this
+    user can read, and the browser opens the file. So the secret link is not an argument of the
+    browser's process, which every user could see.
     """
     import webbrowser
 
@@ -78,8 +79,8 @@ def _open(link: str, directory: Path) -> None:
 
 
 def listening(port: int, option: str = "--port") -> socket_module.socket:
-    """Listen for browsers on a port of this machine. End the command with a message if that
-    fails.
+    """Return a socket that listens for browsers on a port of this machine. If the port cannot be
+    used, end the command with a message that names `option`, the option that chooses another port.
     """
     from fumehood.web.server import listen
 
@@ -112,11 +113,11 @@ def console_of(
     port: int, sockets: Sockets, is_stopping: threading.Event
 ) -> Iterator[Callable[[], None]]:
     """Yield a function that starts a console in a child process. The console ends when the context
-    is left.
+    is left. `sockets` are the paths of the daemon's sockets.
 
     The console starts without logins, so each user must enter a credential. If the console's
-    process ends while the daemon is running, it is started again. While the daemon is stopping, the
-    console is not started again, because Ctrl-C and service managers end both processes.
+    process ends while the daemon is running, the console is started again. It is not started again
+    if `is_stopping` is set, because Ctrl-C and service managers end both processes.
     """
     children: list[subprocess.Popen[bytes]] = []
     with listening(port, "--web-port") as listener:

@@ -127,7 +127,9 @@ def money(text: str) -> str:
 
 
 def figure(number: float) -> str:
-    """Format a number with few decimal places."""
+    """Format a number: whole numbers without decimals, other numbers from 1 with two decimals, and
+    smaller numbers with four.
+    """
     if number == int(number):
         return f"{int(number):,}"
     return f"{number:,.2f}" if number >= 1 else f"{number:.4f}"
@@ -197,8 +199,8 @@ def size(number: float) -> str:
 
 
 def call_facts(details: CallDetails) -> list[tuple[str, str]]:
-    """Return facts about a call, as names and values. Facts that are shown as links are not
-    included.
+    """Return what the page of a call shows about the call as text, for example its time and its
+    cost. Each item is a name and a value. Items without a value are left out.
     """
     call = details.call
     cost, ended_by = money(call.cost), call.ended_by or ""

@@ -68,7 +68,7 @@ class Login:
         return Scope.ADMIN in self.scopes
 
     def is_csrf(self, given: str) -> bool:
-        """Return True if the token in a form belongs to this login."""
+        """Return True if `given`, the CSRF token in a submitted form, belongs to this login."""
         return secrets.compare_digest(self.csrf.encode(), given.encode())
 
 

@@ -33,7 +33,7 @@ class TooManyPorts(Exception):
 
 
 class Ports:
-    """The open ports of all logins of one console."""
+    """The ports of sessions that users of one console have made reachable for their browsers."""
 
     def __init__(self, callers: Path) -> None:
         self._callers = callers
@@ -45,8 +45,8 @@ class Ports:
         """The task group of the tasks that forward ports. None unless the console is running."""
 
     def of(self, login: Login, session_id: str) -> dict[int, str]:
-        """Return a dictionary from each port of a session that a login has opened to the port's
-        link.
+        """Return the ports of a session that a login has made reachable. The dictionary maps each
+        port number to the link under which browsers reach the port.
         """
         own = login.key, session_id
         return {port: link for (*of, port), link in self._open.items() if tuple(of) == own}

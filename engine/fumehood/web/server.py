@@ -125,8 +125,8 @@ def _is_idle(one: Any) -> bool:
 
 
 class _Server(uvicorn.Server):
-    """uvicorn's server, which first ends the event streams when it stops. They would otherwise
-    never end.
+    """uvicorn's server. When it stops, it first ends the event streams of the console, because
+    running requests must end and an event stream never ends by itself.
     """
 
     def __init__(
@@ -138,8 +138,8 @@ class _Server(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Handle signals as uvicorn does, but let the process exit with 0 after a signal has
-        stopped it.
+        """Handle signals during the block as uvicorn does. After a signal has stopped the server,
+        uvicorn would raise the signal again. This is prevented, so that the process exits with 0.
         """
         with super().capture_signals():
             yield

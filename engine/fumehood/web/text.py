@@ -68,8 +68,8 @@ _DIFF_KINDS = {"+": "added", "-": "removed", "@": "hunk"}
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """The text that a page shows. If the whole text is too long, it is the beginning of that
-    text.
+    """The text that a page shows for a value: the whole text or, if that is too long, its
+    beginning.
     """
 
     text: str
@@ -84,8 +84,8 @@ class Shown:
 
 @cache
 def make_environment() -> Environment:
-    """Return the Jinja environment of all templates, which is cached, because compiling the
-    templates takes a while.
+    """Return the Jinja environment of all templates. The environment is created only once, because
+    compiling the templates takes a while.
     """
     environment = Environment(
         loader=FileSystemLoader(HERE / "templates"),
@@ -170,7 +170,9 @@ def brief(value: Any, length: int = 120) -> str:
 
 
 def shown(value: Any) -> Shown:
-    """Return as much of a text as fits on a page. Any other value is converted to JSON first."""
+    """Return the text that a page shows for `value`. A value that is not a text is converted to
+    JSON. Text beyond `MAX_SHOWN` characters is cut off.
+    """
     is_text = isinstance(value, str)
     text = value[: MAX_SHOWN + 1] if is_text else _json(value, MAX_SHOWN + 1, indent=2)
     head = text[:MAX_SHOWN]
@@ -323,10 +325,10 @@ def _lines(diff: object) -> tuple[int, int] | None:
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """A node of a tree of files: a file or a directory. `below` are the nodes in a directory.
+    """A node of a tree of files: a file or a directory. `below` contains the nodes in a directory.
+    `entries` contains the entries for the node's own path.
 
-    A name can have entries of its own and also nodes below it, for example if a file replaces a
-    directory.
+    A node can have both, for example if a change replaces a directory by a file.
     """
 
     name: str
@@ -335,10 +337,11 @@ class Branch:
 
 
 def tree_of(entries: Iterable[tuple[str, Any]]) -> Sequence[Branch]:
-    """Return entries as a tree of directories. Each item of `entries` is a path and the entry at
-    this path.
+    """Arrange entries in a tree of directories, and return its top nodes. Each item of `entries` is
+    a path and the entry at this path.
 
-    A directory without an entry of its own that contains only one node is joined with that node.
+    If a directory has no entry and contains only one node, the directory and this node become one
+    node with a name such as `a/b`.
     """
     return _branches([(path.split("/", MAX_DEPTH), entry) for path, entry in entries])
 
@@ -392,8 +395,8 @@ def language_of(tool: str, argument: str) -> str:
 
 
 def coloured(program: str, language: str) -> Markup | str:
-    """Return a program with colours. It is unchanged if it is too long or its language is
-    unknown.
+    """Return a program as HTML with colours. If the program is too long or its language is unknown,
+    return the program's text unchanged.
     """
     if language not in _LEXERS or len(program) > MAX_COLOURED:
         return program

@@ -74,7 +74,7 @@ NAME = re.compile(r"[!-.0-~]{1,100}", re.ASCII)
 
 
 class Problem(Exception):
-    """A fault of a request. The message is shown to the user."""
+    """A user's request cannot be carried out. The message is shown to the user and says why."""
 
     def __init__(self, message: str, status: int = 400) -> None:
         super().__init__(message)
@@ -175,7 +175,8 @@ class View:
     async def may_administer(self) -> bool:
         """Return whether the user still has the scope `admin`, according to the engine.
 
-        Handlers must call this method before the console acts as the user who runs it.
+        `View.caller` acts with the rights of the user who runs the console. Handlers must therefore
+        call this method before they use `View.caller`.
 
         Raises:
             Refused: the engine refused the credential.
@@ -278,8 +279,8 @@ def post(path: str, handler: Handler) -> Address:
 
 
 def go(request: Request, address: str) -> Response:
-    """Return a response that redirects to another page of the console, for the browser or for the
-    script on the page.
+    """Return a response that redirects to another page of the console. If the page's script has
+    sent the request, the script performs the redirect, otherwise the browser does.
     """
     if "hx-request" in request.headers:
         return Response(status_code=200, headers={"hx-redirect": address})

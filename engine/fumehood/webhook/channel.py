@@ -74,11 +74,12 @@ or httpx2.HTTPError."""
 
 
 class WebhookChannel:
-    """Notifies one address about approvals, anchors and alerts.
+    """Sends messages about approvals, alerts and anchors of the audit chain to one address.
 
-    If callbacks may decide approvals, `callbacks` checks the callbacks' signatures, and
-    `decides_as` is the name of the principal that makes the decisions and counts as an approver.
-    Otherwise, both attributes are None.
+    The receiver may answer with callbacks, which are signed requests that decide approvals. If the
+    settings allow this, `callbacks` checks the signatures, and `decides_as` is the name of the
+    principal that makes the decisions and counts as an approver. Otherwise, both attributes are
+    None.
 
     Raises:
         ConfigError: the secret cannot be used.
@@ -115,7 +116,7 @@ class WebhookChannel:
     @asynccontextmanager
     async def running(self, show: Show, *, send: Send | None = None) -> AsyncIterator[None]:
         """Send pending messages in rounds until the block is left. `show` returns the approval that
-        a message is about. They are sent by HTTP unless `send` is given.
+        a message is about. `send` sends one message. By default, messages are sent by HTTP.
         """
         self.show = show
         async with anyio.create_task_group() as group:

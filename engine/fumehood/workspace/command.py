@@ -175,8 +175,9 @@ def _show_file(client: Client, session_id: str, path: str) -> None:
 
 
 def _place(path: str, target: str | None) -> tuple[Path, str]:
-    """Return the local directory and the file name under which the session's file `path` is
-    saved.
+    """Return the local directory and the file name under which the session's file `path` is saved.
+    By default, the directory is the current directory. The file keeps its own name if `target` is a
+    directory or None.
     """
     own_name = path.rpartition("/")[2]
     if target is None:

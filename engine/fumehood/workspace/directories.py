@@ -65,9 +65,9 @@ def new_directory(path: Path) -> Iterator[BinaryIO]:
 
     Raises:
         FileExistsError: `path` exists and is not an empty directory.
-        OSError: the directory cannot be created. tarfile.TarError: the temporary file does not
-            contain a tar archive, or an entry of the archive has a path that is not plain, such as
-            one that leads out of the directory.
+        OSError: the directory cannot be created.
+        tarfile.TarError: the temporary file does not contain a tar archive, or an entry of the
+            archive has a path that is not plain, such as a path that leads out of the directory.
     """
     import shutil
     import tarfile

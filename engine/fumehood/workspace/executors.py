@@ -66,8 +66,8 @@ chose their size.
 
 @dataclass(slots=True)
 class _Place:
-    """Where one action on files runs, and for whom: the lease on the session, the limits and the
-    trust domain of the call.
+    """What an action on files needs to run: the lease on the session, and the limits, the trust
+    domain and the cursors of the call.
     """
 
     lease: Lease
@@ -89,7 +89,8 @@ class _Place:
         return self.taken(await ask(self.lease, request, self.limits, model))
 
     def taken(self, said: Said[T]) -> T:
-        """Remember how a request ended, and return the value of its answer.
+        """Store how the guest's run ended in `ending`, and return the value in the guest's answer
+        `said`.
 
         Raises EngineError if the answer is an error.
         """
@@ -120,7 +121,9 @@ class WorkspaceExecutor(Executor):
 
 
 class PreviewedExecutor(WorkspaceExecutor):
-    """Performs an action that changes files. An approver can see a preview of it."""
+    """Performs an action that changes files. Before an approver decides, the executor can show the
+    approver a preview of the changes.
+    """
 
     has_preview = True
 
@@ -140,14 +143,15 @@ async def run_workspace(
     *,
     expected: str | None = None,
 ) -> Outcome:
-    """Perform the action of `tool` in the workspace of the call's session.
+    """Perform the action of `tool` in the workspace of the call's session. `cursors` makes and
+    reads the cursors of listings with several pages.
 
-    `expected` is the `base` of an `effects.Effect` that a human has approved, if there is one. Then
-    the guest acts only if everything that the action reads or changes is still the same. The guest
-    compares and acts in a single request.
+    If a human has approved a preview of the call, `expected` is the `base` of this preview's
+    `effects.Effect`: a hash of everything that the action reads or changes. The guest then acts
+    only if the hash is still the same. The guest compares and acts in a single request.
 
     Raises:
-        WorkspaceChanged: something differs from `expected`. Nothing was changed.
+        WorkspaceChanged: the hash differs from `expected`. Nothing was changed.
     """
     assert domain.session_id is not None  # the placement requires a session
     if expected is not None and tool.executor not in PREVIEWS:

@@ -24,7 +24,7 @@ class WorkspacePart(EnginePart):
 
     @asynccontextmanager
     async def running(self, made: Composition) -> AsyncIterator[None]:
-        """Keep the engine's sessions and cursors for `files`, because the engine starts."""
+        """Store the sessions and the cursors of the starting engine, because `files` needs them."""
         self._sessions, self._cursors = made.services.sessions, made.services.cursors
         yield
 

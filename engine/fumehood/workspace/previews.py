@@ -68,8 +68,10 @@ async def effect_of(
     tool's executor has no previews.
 
     Raises:
-        InvalidParams: there is too much to survey, or files are unreadable.
-        EngineError: the call itself would fail with the same error.
+        InvalidParams: the guest cannot report the state of all paths that the call reads or
+            changes, because there are too many paths or a path is unreadable.
+        EngineError: the guest has refused to report the state. The call itself would fail with the
+            same error.
     """
     preview = PREVIEWS.get(tool.executor)
     return None if preview is None else await preview(arguments, _Place(lease, limits))
@@ -88,8 +90,9 @@ class _Place:
         return Survey(claim, dict(zip(paths, claim.faults, strict=True)))
 
     async def read(self, path: str, seen: Seen) -> bytes:
-        """Return the content of the file `path`, which has at most `MAX_READ_BYTES`. Check its size
-        and hash against `seen`, the survey's entry for the file.
+        """Return the content of the file `path`, which has at most `MAX_READ_BYTES`. `seen` is the
+        state of the file that the guest has reported. Raises EngineError if the content has another
+        size or hash.
         """
         size = seen.size or 0
         request = {"do": "read", "path": path, "offset": 0, "length": MAX_READ_BYTES}
@@ -295,8 +298,8 @@ class SurveyClaim(Claim):
     """The guest's answer to a survey: the state of everything that a call reads or changes, sorted
     by path.
 
-    `base` is the hash of this state, including those entries that are left out because of
-    `has_more`.
+    If `has_more` is True, some entries are left out. `base` is the hash of the whole state,
+    including entries that are left out.
     """
 
     base: Sha256
@@ -316,7 +319,9 @@ class SurveyClaim(Claim):
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """A survey that has been validated, with the fault of each requested path."""
+    """A survey whose form has been checked: the state of all paths that a call reads or changes.
+    `faults` says for each requested path why the call cannot write or delete it.
+    """
 
     claim: SurveyClaim
     faults: Mapping[str, FaultKind | None]
@@ -331,7 +336,9 @@ class Survey:
 
     @property
     def going(self) -> list[Seen]:
-        """The existing entries at or below those requested paths that have no fault."""
+        """The entries that the call would delete: those that exist at or below a requested path
+        without a fault.
+        """
         tops = {path for path, fault in self.faults.items() if fault is None}
         return [
             entry

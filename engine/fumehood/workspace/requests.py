@@ -103,7 +103,10 @@ class ListingQuery:
 
 @dataclass(frozen=True, slots=True)
 class ListingPage:
-    """One page of a directory's entries. `pagination` is the answer's field of that name."""
+    """One page of a directory's entries. `pagination` is the field of this name in the answer:
+    whether there are more entries, the cursor of the next page, and the total number if it is
+    known.
+    """
 
     items: tuple[WorkspaceEntry, ...]
     pagination: JsonObject
@@ -112,7 +115,8 @@ class ListingPage:
 async def list_page(
     lease: Lease, query: ListingQuery, limits: Limits, cursors: Cursors
 ) -> Said[ListingPage]:
-    """Ask the guest for one page of a directory's entries, and return the page.
+    """Ask the guest for one page of a directory's entries. Return the page, or the guest's error,
+    as a `Said`. `cursors` reads the query's cursor and makes the cursor of the next page.
 
     Raises:
         InvalidParams: the cursor is invalid or belongs to another listing, or `limit` is out of

@@ -289,10 +289,10 @@ class SessionFiles:
             )
 
     async def ask(self, request: JsonObject, model: type[M]) -> M:
-        """Wait for the session's container, and send one request to its guest. Return the answer,
-        parsed as `model`.
+        """Wait until the session's container is free, and send one request to its guest. Return the
+        answer, parsed as `model`.
 
-        Between two requests, the container is free for calls.
+        The container is held only for this request. Between two requests, it can run calls.
         """
         turn = await self._sessions.files(self._principal, self.session_id)
         async with turn as lease:
@@ -322,7 +322,7 @@ class Download:
         self.is_executable = piece.executable
 
     async def pieces(self) -> AsyncIterator[bytes]:
-        """Yield the content of the file in pieces. Use this only once.
+        """Yield the content of the file in pieces. This method can be called only once.
 
         Raises:
             FileChanged: the file has changed, or the session or its container has ended.
@@ -440,8 +440,9 @@ def _require_as_listed(entry: Entry, size: int) -> None:
 
 
 def _header(entry: Entry, prefix: str, kind: bytes, size: int, *, is_executable: bool) -> bytes:
-    """Return the header of a file or directory in the archive. `kind` is its type in tar. `prefix`
-    is the part of its path that the archive leaves out.
+    """Return the header of a file or directory in a tar archive. `kind` is the type of the entry in
+    tar, and `size` is the size of its content in bytes. The archive leaves `prefix` out of the
+    entry's path.
     """
     member = tarfile.TarInfo(entry.path.removeprefix(prefix))
     member.type, member.size = kind, size

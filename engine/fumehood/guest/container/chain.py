@@ -61,8 +61,11 @@ the program's process copies itself.
 
 class Chain:
     """The chain of one session: the processes that hold the session's variables, or no processes.
-    `orders_end` and `wake_end` are the ends that these processes have of two sockets: one for
-    orders to the first process, one for waking the copy.
+    Between calls, these are the first process, which runs the next call, and its copy. Both are
+    stopped.
+
+    The processes inherit one end of two sockets: `orders_end`, on which the first process receives
+    orders, and `wake_end`, on which the copy is woken.
     """
 
     def __init__(
@@ -71,10 +74,13 @@ class Chain:
         kill: Callable[[Collection[int]], int],
         frozen: Callable[[Collection[int]], AbstractContextManager[Callable[[], None]]],
     ) -> None:
-        """`reap` reaps all dead children. `kill` kills all processes of programs except those with
-        the given ids, and returns the number of processes killed. `frozen` receives the ids of
-        processes to spare, and returns a context manager. The context manager yields a function
-        that stops all registered processes until the end of the block.
+        """Create an empty chain.
+
+        `reap` reaps all dead children. `kill` kills all processes of programs except those with the
+        given ids, and returns the number of processes that it has killed. `frozen` returns a
+        context manager, within which registered processes can be stopped. It receives the ids of
+        processes to spare. The context manager yields the function that stops all registered
+        processes; they go on when the block ends.
         """
         self._reap = reap
         self._kill = kill
@@ -108,8 +114,8 @@ class Chain:
 
     @property
     def has_trial(self) -> bool:
-        """Whether the process of a trial is waiting. If so, the process of the next call may be a
-        fork of it.
+        """Whether the process of at least one trial is waiting, stopped, until the trial is adopted
+        or dropped.
         """
         return bool(self._aside)
 
@@ -118,8 +124,9 @@ class Chain:
         return {pid for pid in (self.first, self._behind) if pid is not None}
 
     def begin(self, *descriptors: int) -> int | None:
-        """Pass the descriptors of a call to the first process, and let it run. Return the id of
-        this process, or None if the chain has no process.
+        """Pass the descriptors of a call to the chain's first process, which holds the session's
+        variables, and let the process run. Return the process's id, or None if the chain has no
+        process.
         """
         self._used_ns.clear()
         if self.first is None:  # the new chain must not read what the killed one left unread
@@ -134,8 +141,8 @@ class Chain:
         return self.first
 
     def settle(self, stayed: int | None) -> str:
-        """Update the chain after a call: stop the processes that the chain keeps, and kill all
-        others.
+        """Update the chain after a call: stop the processes that hold the session's variables from
+        now on, and kill all other processes of programs.
 
         `stayed` is the id of the call's process if this process reported that it has finished and
         stays alive, otherwise None. Return `kept` if the call's variables are kept, `rolled_back`
@@ -203,8 +210,8 @@ class Chain:
                     os.kill(pid, signal.SIGKILL)
 
     def look(self) -> bool:
-        """Stop the waiting processes again after a call that did not use them. Return False if the
-        variables were lost, otherwise True.
+        """Check the processes that hold the session's variables after a call that did not use the
+        variables, and stop them again. Return False if the variables were lost, otherwise True.
         """
         if self.tell_end():
             return False
@@ -217,14 +224,14 @@ class Chain:
         return False
 
     def are_asleep(self) -> bool:
-        """Return whether the waiting processes have slept: they are stopped, and have used almost
-        no CPU time (`AWAKE_NS`) since they were first seen stopped. Then send each of them another
-        stop signal.
+        """Return whether all processes of the chain are asleep, and send each of them another stop
+        signal. A process is asleep if it is stopped, and has used almost no CPU time (`AWAKE_NS`)
+        since it was first seen stopped.
 
-        A stopped process can have arranged that it is woken: by a timer whose signal is SIGCONT, or
-        by a child or parent at whose end the kernel sends SIGCONT. On a busy host, a process may
-        not have stopped yet. So a process counts as awake only if it is not stopped at two
-        successive checks and has used CPU time in between.
+        A program can make its stopped process wake up, by a timer whose signal is SIGCONT, or by a
+        child or parent at whose end the kernel sends SIGCONT. But on a busy host, a process may
+        simply not have stopped yet. Therefore, a process that is not stopped only counts as awake
+        if it was not stopped at the previous check either, and has used CPU time since then.
         """
         was_awake, self._seen_awake = self._seen_awake, {}
         are_asleep = True
@@ -240,8 +247,8 @@ class Chain:
         return are_asleep
 
     def end(self) -> None:
-        """Kill the waiting processes, so that all variables are lost. At the next call, `tell_end`
-        reports this.
+        """Kill the stopped processes that hold the session's variables, so that all variables are
+        lost. At the next call, `tell_end` reports this.
         """
         ended, self.first, self._behind = self.pids, None, None
         self._aside.clear()
@@ -257,11 +264,11 @@ class Chain:
         return are_ended
 
     def stop(self) -> None:
-        """Stop the waiting processes. Call this method only when every process that could wake them
-        is gone.
+        """Stop the processes that hold the session's variables. Only call this method when every
+        process that could wake them is gone.
 
-        If a waiting process has a terminal, all waiting processes are killed instead: the kernel
-        wakes such a process when its terminal is closed, which may happen at any time.
+        If one of these processes has a terminal, kill all of them instead. The kernel wakes such a
+        process when its terminal is closed, which may happen at any time.
         """
         self._used_ns.clear()
         self._seen_awake.clear()
@@ -271,9 +278,12 @@ class Chain:
             self._end_the_others()
 
     def _goes_on(self, spared: int | None) -> bool:
-        """Return whether a process is ready to run the next call and has a copy. This is the
-        process that ran the call or, if that has threads, its copy. All other processes of programs
-        are killed, except the process `spared`, which the caller needs.
+        """Determine the first process for the next call, and return whether it and a copy of it are
+        ready. The first process is the process that ran the last call. If this process has several
+        threads, the first process is its copy instead.
+
+        All other processes of programs are killed, except the process `spared`, which the caller
+        still needs.
         """
         self._stop()
         self._end_the_others(spared)
@@ -291,8 +301,9 @@ class Chain:
         return self._is_woken(self.first, spared)
 
     def _is_woken(self, pid: int, spared: int | None = None) -> bool:
-        """Wake the copy `pid` and make it the first process. Return whether it has then copied
-        itself. All other processes of programs are killed, except the process `spared`.
+        """Wake the copy `pid`, which then becomes the first process and copies itself. Return
+        whether the new copy was made. All other processes of programs are killed, except the
+        process `spared`.
         """
         self.first, self._behind = pid, None
         self._end_the_others(spared)
@@ -339,9 +350,11 @@ class Chain:
         return self._behind
 
     def _received(self, pid: int) -> tuple[int | None, bool]:
-        """Read all messages of the waiting processes. Return two values: the id of the last process
-        other than `pid` that reported being ready, or None if there is none or it is dead; and
-        whether the process `pid` reported being done. The kernel identifies the senders.
+        """Read all messages from the chain's processes. The kernel identifies the senders.
+
+        Return two values. The first is the id of the last process other than `pid` that sent READY,
+        or None if there is no such process or it is dead. The second is whether the process `pid`
+        sent DONE.
         """
         found, is_done = None, False
         for _ in range(MAX_MESSAGES):
@@ -359,8 +372,8 @@ class Chain:
         return found if is_there and processes.is_stranger(found or 0) else None, is_done
 
     def _order(self, order: bytes, descriptors: tuple[int, ...]) -> None:
-        """Send an order, with a call's descriptors or none, to the first process. Raises OSError if
-        this fails.
+        """Send an order to the first process, together with the descriptors of a call if there are
+        any. Raises OSError if this fails.
         """
         self._take_back()
         assert len(descriptors) in (0, DESCRIPTORS)
@@ -370,8 +383,8 @@ class Chain:
             self._orders.send(order)
 
     def _take_back(self) -> None:
-        """Remove an order that a killed process has not read, so that its successor does not read
-        it.
+        """Remove an order that a killed first process has not read, so that the process that takes
+        its place does not read the order.
         """
         with contextlib.suppress(BlockingIOError):
             while True:
@@ -384,8 +397,8 @@ class Chain:
                     os.close(descriptor)
 
     def _take_back_wake(self) -> None:
-        """Remove a wake-up that a killed copy has not read, so that the next copy does not read
-        it.
+        """Remove a wake-up that a killed copy has not read, so that the copy that is made next does
+        not read the wake-up.
         """
         with contextlib.suppress(OSError):  # there is none, or a program has shut the socket down
             while self.wake_end.recv(64, socket.MSG_DONTWAIT):

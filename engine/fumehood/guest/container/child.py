@@ -89,7 +89,7 @@ claim."""
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """The parts of an image's description that the zygote uses."""
+    """The part of an image's description that the zygote uses."""
 
     preload: tuple[str, ...] = ()
     site_paths: tuple[str, ...] = ()
@@ -207,8 +207,8 @@ def _forget_the_guest() -> None:
 
 
 def _take_places() -> None:
-    """Replace the null device as standard output and error by the child's own pipes. Close all
-    other descriptors from `OUT_FD` on.
+    """Connect standard output and standard error, which are the null device, to the child's own
+    pipes. Close all descriptors from `OUT_FD` on.
     """
     os.dup2(OUT_FD, 1)
     os.dup2(ERR_FD, 2)
@@ -238,8 +238,8 @@ def _open_streams() -> None:
 
 
 def _get_ready() -> None:
-    """Prepare this child as far as possible before its request arrives. At this time the child
-    still runs as root, and no program can reach it.
+    """Do everything in this child that does not depend on its request, before the request arrives.
+    At this time the child still runs as root, and programs cannot access it.
     """
     os.dup2(0, 2)  # the null device, as 0 and 1: output of the guest itself is dropped
     os.setsid()
@@ -302,10 +302,11 @@ def _serve(programs: dict[str, Program], memory_bytes: int, late_paths: tuple[st
 
 def _serve_session(request: dict[str, Any], memory_bytes: int) -> None:
     """Run the calls of a session one after the other with the same variables, in this process or in
-    a copy of it (see `link`). `request` is the request of the first call.
+    a copy of it (see `link`). `request` is the request of the first call. This function never
+    returns.
 
-    Raises the exceptions that `_serve` handles. After one of them, no further call of the session
-    runs, neither in this process nor in a copy of it.
+    If it raises an exception, `_serve` reports the exception to the host and ends the process, and
+    no further call runs with these variables.
     """
     program = python.Program(memory_bytes, _report)
     while True:
@@ -368,8 +369,9 @@ the wall.
 
 
 def run_probe(arguments: dict[str, Any]) -> tuple[int, dict[str, Any]]:
-    """Try every attack, and report which attacks were refused. Then loop until killed. `arguments`
-    are ignored.
+    """Try every attack on the sandbox, and send the host a report that says which attacks were
+    refused. Then loop until this process is killed. Contrary to the signature, which all programs
+    share, `arguments` are ignored and nothing is returned.
     """
     held = {name: _is_refused(attack) for name, attack in ATTACKS.items()}
     limits = {name: resource.getrlimit(which)[1] for name, which in PROBED_LIMITS.items()}

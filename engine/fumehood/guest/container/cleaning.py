@@ -48,8 +48,9 @@ LEFT_OUT_BYTES = 8
 
 @dataclass(frozen=True, slots=True)
 class Housekeeper:
-    """The result of a housekeeper: the minimum number of the program's files that it did not send
-    to the host, and the reason why it failed, or None if it succeeded.
+    """What a housekeeper achieved. A housekeeper is a short-lived process that sends a program's
+    files to the host and then removes them. `left_out` is the minimum number of files that it did
+    not send. `fault` is the reason why it failed, or None if it succeeded.
     """
 
     left_out: int = 0
@@ -91,11 +92,11 @@ class Cleaner:
 
     def is_alone(self) -> bool:
         """Return whether the kernel counts exactly the processes that should exist now. These are
-        the guest's processes, a session's waiting processes, and registered processes. False if the
-        kernel does not count processes.
+        the guest's processes, a session's waiting processes, and registered processes. Return False
+        if the kernel does not count processes.
 
-        In a session, there may also be a relay (see `takeover`) of the next host that was not
-        accepted yet.
+        In a session, one more process may exist: a relay, which another engine has started to
+        become the session's next host (see `takeover`).
         """
         if not self._is_counted:
             return False
@@ -115,19 +116,23 @@ class Cleaner:
         return False
 
     def _count(self, *, looks: bool) -> tuple[bool, bool]:
-        """Count the processes, and return two values: whether the kernel's count is as expected;
-        and whether the number of threads of registered processes has certainly not changed since
-        the last count. `looks` has the same meaning as in `_fits`.
+        """Count the processes. If `looks` is True, also search for other processes that may exist
+        (see `_fits`).
+
+        Return two values: whether the kernel's count is as expected, and whether it is certain that
+        the number of threads of registered processes has not changed since the last count.
         """
         counted = self._counters.read("processes")
         threads, is_certain = self._trees.count()
         return self._fits(counted, threads, looks=looks), is_certain
 
     def _fits(self, counted: int | None, registered: int, *, looks: bool = True) -> bool:
-        """Return whether `counted`, the kernel's count, equals the expected count. This is the
-        number of the guest's processes and of a session's waiting processes, plus `registered`
-        threads of registered processes. If `looks` is True, also search for other processes that
-        may exist: new relays, and dead children that were not reaped.
+        """Return whether `counted`, the kernel's count of processes and threads, is as expected.
+        Expected are the guest's processes, a session's waiting processes, and `registered` threads
+        of registered processes.
+
+        If `looks` is True, and the count does not fit, search for other processes that may exist,
+        and expect them too: relays (see `takeover`) and dead children that were not reaped.
         """
         relays, spared = self._relays(), self._chain.pids
         if counted is None or not self._pools.is_settled:
@@ -173,15 +178,15 @@ class Cleaner:
 
     def _kill_uncounted(self) -> bool:
         """Kill the program's processes, but not registered ones, on gVisor. Return False if this
-        takes too long. gVisor does not count processes, and sends SIGHUP to process groups that
-        were stopped.
+        takes too long. The processes are neither counted nor stopped, but listed, because gVisor
+        does not count processes, and sends SIGHUP to process groups that were stopped.
 
-        A process that vanishes while the processes are listed may be a registered process that its
-        parent has reaped. A process of the program can vanish undetected only if it was reaped by a
-        zygote, or by the kernel for the waiting process of a trial. All other parents are excluded:
-        orphans belong to the supervisor, which reaps none meanwhile, and any other parent is itself
-        listed. A zygote reports a reaped process a moment later, so two successive lists must be
-        clean.
+        The listing is repeated until two successive lists contain no process of the program. A
+        process that vanishes during the listing counts as a registered process that its parent has
+        reaped, except if a zygote has reaped it or if a trial's process is waiting, for which the
+        kernel reaps. No other parent can have reaped a process of the program: orphans belong to
+        the supervisor, which reaps none meanwhile, and any other parent is itself listed. Two lists
+        are needed because a zygote reports a reaped process a moment later.
         """
         patience = Patience(KILL_CPU_S)
         was_clean = False
@@ -232,8 +237,11 @@ class Cleaner:
         return bool(self._registered.pids) and self._kill_beside()
 
     def keep_house(self, run: Run, *, is_over: bool) -> Housekeeper:
-        """Send the files of a run to the host and empty the mounts, as far as the run requires
-        this. `is_over` is True if all processes of the run are gone. If it is False, do neither.
+        """Send the run's files to the host and empty the mounts. For a run in a session, send at
+        most the files that the run has changed, and empty nothing. Return what was achieved.
+
+        `is_over` is True if all processes of the run are gone. If `is_over` is False, neither send
+        files nor empty mounts, and return this as a fault.
         """
         if not is_over:
             left_out = int(not self._mounts.are_clean())  # at least
@@ -250,7 +258,9 @@ class Cleaner:
         return keep_house(run.id, self._mounts, since_ns=run.since_ns)
 
     def why_not_clean(self, run: Run, housekeeper: Housekeeper) -> str | None:
-        """Return the reason why the container is not clean after a run, or None if it is clean."""
+        """Return the reason why the container is not clean after a run, or None if it is clean.
+        `housekeeper` says what `keep_house` achieved.
+        """
         if housekeeper.fault is not None:
             return housekeeper.fault
         if not self.is_left_alone():

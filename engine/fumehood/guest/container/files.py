@@ -366,7 +366,7 @@ def _digest(arguments: Result) -> Result:
 
 
 def _digest_of(descriptor: int) -> str:
-    """Close the file with this descriptor, and return the SHA-256 of its content."""
+    """Return the SHA-256 of the content of the open file `descriptor`, and close the file."""
     digest = hashlib.sha256()
     with held(descriptor):
         while chunk := os.read(descriptor, CHUNK_BYTES):
@@ -383,8 +383,11 @@ def _below(
 ) -> Iterator[tuple[str, os.stat_result]]:
     """Yield path and status of the entries below an open directory. `prefix` is the directory's
     path with a slash at the end, or "" for the workspace. `depth` is the number of levels of
-    subdirectories to enter. Paths that are left out are added to `unseen`, except directories with
-    a name in `skip`, which are left out silently.
+    subdirectories to enter.
+
+    Uploads, and entries that the host cannot name or this process cannot read, are left out. Their
+    paths are added to `unseen`, as are directories that are too deep to enter. Directories with a
+    name in `skip` are left out silently.
     """
     unseen = [] if unseen is None else unseen
     for name in os.listdir(directory):
@@ -481,8 +484,9 @@ def _read_many(arguments: Result) -> Result:
 
 
 def _write(arguments: Result) -> Result:
-    """Write a file. If the request has `expected`, the hash of an earlier preview, write only if
-    everything that the write affects is still as in that preview.
+    """Write a file. The request may have `expected`, the hash of the state that an earlier preview
+    of this write has shown. In this case, write only if the state has not changed since the
+    preview.
     """
     path, mode = arguments["path"], arguments["mode"]
     if "expected" in arguments:
@@ -663,9 +667,9 @@ def _survey(arguments: Result) -> Result:
 
 
 def _delete(arguments: Result) -> Result:
-    """Delete `paths`. If the request has `expected`, the hash of an earlier preview, delete nothing
-    if anything that the deletion affects has changed since that preview. Paths that the preview
-    refused are not deleted.
+    """Delete `paths`. The request may have `expected`, the hash of the state that an earlier
+    preview of this deletion has shown. In this case, delete nothing if the state has changed since
+    the preview, and do not delete those paths that the preview showed as not deletable.
     """
     refused = hold_to(arguments) if "expected" in arguments else {}
     deleted: list[str] = []

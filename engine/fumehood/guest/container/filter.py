@@ -110,8 +110,8 @@ them.
 
 
 def build_container_filter(machine: str | None = None) -> bytes:
-    """Return the filter for a machine, as bytes for `seccomp.install`. If `machine` is None, it is
-    this machine.
+    """Return the system-call filter of a container's programs for a machine's architecture, as
+    bytes for `seccomp.install`. If `machine` is None, the filter is for this machine.
 
     Raises:
         OSError: the machine's architecture is not supported.

@@ -34,8 +34,9 @@ class ForkHooks:
 
     @contextmanager
     def skipped(self) -> Iterator[None]:
-        """Disable the hooks registered after `hold` until the block is left. Use this only in a
-        process with one thread, which forks a copy of itself as its replacement.
+        """Disable the hooks registered after `hold` until the block is left. Only use this while a
+        process with a single thread forks a copy of itself that will take the place of this
+        process.
         """
         self._are_held = True
         try:

@@ -45,7 +45,8 @@ run, the session or the session's registered processes.
 
 
 class Host:
-    """Receives frames from the host and sends frames to it. A fault of the host ends the container.
+    """Receives frames from the host and sends frames to it. An invalid frame from the host ends the
+    container.
 
     If the channel is closed, the container also ends, unless it belongs to a session. In a session,
     `is_gone` is set, and frames are dropped until `use` sets the channel of the next host.
@@ -61,8 +62,8 @@ class Host:
 
     def use(self, readable: int, writable: int) -> int:
         """Use `readable` and `writable` as the channel from now on, under the descriptor numbers 0
-        and 1. Return a descriptor for the former host's output. Once it is writable, it must be
-        passed to `dismiss`.
+        and 1. Return a descriptor for the channel to the former host. When the descriptor is
+        writable, the caller must pass it to `dismiss`.
         """
         former = os.dup(1)
         for descriptor, own in ((readable, 0), (writable, 1)):
@@ -136,9 +137,9 @@ class Host:
 
     @staticmethod
     def dismiss(former: int) -> None:
-        """Send to the descriptor `former`, which leads to a former host, a frame that this host
-        does not expect. If the former host is still connected, it then gives up. Closing the
-        channel is not enough, because a zygote still has the same standard error open.
+        """Make a former host give up: send it a frame that a host does not expect. `former` is the
+        descriptor that leads to the former host, and is closed afterwards. Closing alone would not
+        inform the host, because a zygote still has the same standard error open.
         """
         with contextlib.suppress(OSError):
             os.write(former, framing.encode({"op": "ready", "enforces": {}, "faults": []}))
@@ -159,8 +160,9 @@ class Host:
                 requests.append(message)
 
     def _run(self, message: dict[str, Any]) -> Run:
-        """Return the run that `message` requests, with its request as a frame for the child. If the
-        arguments arrived in parts, they are not parsed.
+        """Return the run that `message` requests. The run includes the encoded request frame that
+        the child will receive. If the arguments arrived in parts, they are joined without being
+        parsed.
         """
         if message["program"] == "probe":
             raise ValueError("a probe is not a program for calls")

@@ -205,7 +205,9 @@ class Keeper:
             self._selector.unregister(self._output)
 
     def _read(self) -> bool:
-        """Read some output. Return False if all writers have closed the pipe."""
+        """Read output of the registered process that is available, and add it to the ring. Return
+        False if all writers have closed the pipe.
+        """
         try:
             data = os.read(self._output, CHUNK_BYTES)
         except BlockingIOError:
@@ -278,7 +280,8 @@ def _become_program(
     config: dict[str, Any], request: dict[str, Any], stdin: int, stdout: int, report: int
 ) -> NoReturn:
     """Replace this process by the registered program that `request` describes. If this fails, write
-    the reason to `report` and exit. The other descriptors are the program's streams.
+    the reason to the descriptor `report` and exit. `stdin` and `stdout` are the descriptors that
+    become the program's standard input and output.
     """
     try:
         _seal(config, stdin, stdout, report)

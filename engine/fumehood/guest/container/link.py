@@ -51,8 +51,9 @@ process is killed first if memory runs out.
 
 
 def hand_on(exit_code: int, claim: dict[str, Any]) -> None:
-    """Send the claim of the call that has ended, and wait for the next call. Return when the next
-    call has arrived. This can be in this process or in its copy.
+    """Send the claim of the call that has ended, fork a copy of this process, and wait for the next
+    call. Return when the next call has arrived, in the process that runs this call. If this process
+    was killed meanwhile, that is the copy.
     """
     handlers = {number: signal.getsignal(number) for number in _IGNORED}
     for number in _IGNORED:
@@ -67,9 +68,9 @@ def hand_on(exit_code: int, claim: dict[str, Any]) -> None:
 
 
 def _make_copy() -> bool:
-    """Fork a copy of this process. Return twice. In this process, return False when the copy is
-    ready or could not be made. In the copy, return True when it was woken and has made a copy of
-    itself.
+    """Fork a copy of this process. Like `os.fork`, this function returns in both processes. In this
+    process, it returns False as soon as the copy is ready or could not be made. In the copy, it
+    returns True after the copy was woken and has made a copy of itself.
     """
     readable, writable = os.pipe()
     numbers = random.getstate()  # Python would reseed `random` in the copy
@@ -111,7 +112,7 @@ def _unlock_files() -> None:
 
 
 def _wait_behind(writable: int) -> None:
-    """Report in a copy that it is ready, and wait until it must take the place of the first
+    """In a copy, report that the copy is ready, and wait until it must take the place of the first
     process. `writable` is the pipe that tells the first process that the copy is ready.
     """
     # A separate process session: the kernel sends SIGHUP to a stopped process if others of its

@@ -130,10 +130,11 @@ class Meter:
         """Return the CPU time of the program and its descendants in milliseconds. This is the CPU
         time of the container minus that of the guest.
 
-        If registered processes ran during the run, the sum over the run's own processes is used if
-        it is lower, because the operating system keeps no total for registered processes: children
-        of a process that ignores SIGCHLD are never reported. The same is true of the program's
-        children, so the program can then hide some of its CPU time.
+        If registered processes ran during the run, their CPU time is part of this value. In this
+        case, return the sum of the CPU times of the run's own processes if the sum is lower. A
+        program can then hide some of its CPU time, because the operating system never reports the
+        CPU time of children whose parent ignores SIGCHLD. For the same reason, the CPU time of
+        registered processes cannot be measured and subtracted.
         """
         used_ms = self._container_cpu_ms(run)
         if used_ms is None or not run.is_beside:
@@ -166,9 +167,9 @@ class Meter:
         return max(0.0, (after.cpu_ns - before.cpu_ns - own_ns) / 1e6)
 
     def peak_bytes(self, run: Run, *, ended_by: str) -> int | None:
-        """Return the peak memory of the run's largest process. If this run has raised the
-        container's peak memory and `ended_by` is "memory", return the container's peak memory
-        instead.
+        """Return the peak memory of the run's largest process in bytes, or None if it is unknown.
+        If `ended_by` is "memory", and the container's peak memory has risen during this run, return
+        the container's peak memory instead.
         """
         peak = self._counters.read("peak_bytes")
         before = run.before.peak_bytes if run.before is not None else None

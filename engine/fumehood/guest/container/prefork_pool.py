@@ -45,8 +45,8 @@ class PreforkFailed(Exception):
 
 @dataclass(eq=False)
 class Child:
-    """A child of a zygote. The object exists from the order to fork the child until the kernel of
-    the operating system reports the child's end.
+    """A child of a zygote. The object exists from the time when the zygote is ordered to fork the
+    child until the operating system reports the child's end.
     """
 
     request_fd: int
@@ -103,7 +103,9 @@ class Zygote:
 
 
 class PreforkPool:
-    """Orders children from one zygote and keeps them until they are needed."""
+    """A pool of forked children: orders a zygote to fork them, and keeps them until programs need
+    them.
+    """
 
     def __init__(
         self,
@@ -128,7 +130,8 @@ class PreforkPool:
         selector.register(self._orders, selectors.EVENT_READ, self.receive)
 
     def stock(self, wanted: int | None = None) -> None:
-        """Order children until `wanted` are ready or ordered. If `wanted` is None, it is the pool's
+        """Order the zygote to fork as many children as are missing to `wanted`. Children that are
+        ready and children that are already ordered count. If `wanted` is None, use the pool's
         number of spares.
         """
         wanted = self._spares if wanted is None else wanted
@@ -315,10 +318,12 @@ REQUEST = b"G" + framing.encode(
 
 
 class Standby:
-    """Keeps at most one Node process, the standby, which has started and waits for its program.
-    Unlike a spare child, it already runs as the programs' user, because Node cannot give up root by
-    itself. It waits only while this user has no other process, so no program can reach it. It is
-    killed before any other program starts, and runs only one program.
+    """Keeps at most one Node process, the standby, which has started before its program is known.
+    The standby runs only one program, and is killed before any other program starts.
+
+    Unlike a spare child, the standby already runs as the programs' user, because Node cannot give
+    up root by itself. Therefore, the standby waits only while no program runs as this user and
+    could access it.
     """
 
     def __init__(

@@ -31,13 +31,13 @@ include/linux/sched.h; proc_pid_stat(5), flags.
 
 def strangers(spared: Collection[int] = ()) -> list[int]:
     """Return the ids of all processes that run as a user other than root, and of all processes that
-    vanish while they are checked. The processes in `spared` are left out, and so are their dead
-    children, because no other process can reap these.
+    vanish while they are checked. Leave out the processes in `spared`, and also their dead
+    children, because only the processes in `spared` can reap these.
 
-    A dead process is included until it is reaped: if only its first thread has ended, its other
-    threads still run. Processes that vanish are included because a program may fork and exit again
-    and again. Each such process is dead or gone when it is checked, and its child did not exist yet
-    when the processes were listed.
+    A process that has ended is included until it is reaped, because if only its first thread has
+    ended, its other threads still run. A process that vanishes is included because it may have
+    forked a child after the processes were listed, and this list lacks the child. So the caller
+    knows that it must search again.
     """
     found = [pid for pid in all_pids() if pid not in spared and is_stranger(pid)]
     return [pid for pid in found if not is_dead_child(pid, spared)] if spared else found
@@ -78,10 +78,10 @@ def has_ended(pid: int) -> bool:
 def is_stopped(pid: int) -> bool:
     """Return whether a process was stopped by a signal, and was not resumed.
 
-    The Linux kernel shows a stopped process as running or asleep until the process is scheduled
-    again. But until then the signal is pending, and the process's only thread stops before it
-    executes another instruction. So a pending stop signal counts as well. gVisor does not show
-    pending signals.
+    After a stop signal, the Linux kernel shows the process as running or asleep until it is
+    scheduled again. Until then, the signal is pending, and a process with a single thread executes
+    no more instructions. So such a process counts as stopped. gVisor does not show pending signals,
+    so there only the shown state counts.
     """
     shown = status(pid)
     if (field(shown, b"State") or b"X").startswith(b"T"):
@@ -107,8 +107,8 @@ def threads_of(pid: int) -> int:
 
 
 def memory_bytes(pid: int) -> int | None:
-    """Return the resident memory of a process in bytes. Mapped files are not counted if the
-    operating system shows them separately. Return None if it shows no memory at all.
+    """Return the resident memory of a process in bytes, or None if the operating system shows none.
+    Mapped files are not counted if the operating system shows them separately.
     """
     shown = status(pid)
     return size(field(shown, b"RssAnon") or field(shown, b"VmRSS"))
@@ -168,7 +168,7 @@ def has_terminal(pid: int) -> bool:
 
 def _stat(pid: int) -> list[bytes]:
     """Return the fields of a process's stat file that follow the process's name. If the process is
-    gone, return the fields that an exiting process has.
+    gone, return only the first seven fields, with the state "dead" and the flag `EXITING`.
     """
     try:
         with open(f"/proc/{pid}/stat", "rb") as stat:
@@ -178,10 +178,10 @@ def _stat(pid: int) -> list[bytes]:
 
 
 class Patience:
-    """Limits how long this process searches for killed processes until they are gone. The limit is
-    CPU time of this process. Wall time would be a wrong limit: on a busy machine, neither this
-    process nor the killed processes get much CPU time, so a long wait would not prove that they
-    never end.
+    """Says when to give up waiting for killed processes to disappear: the waiting process may use a
+    limited CPU time for its searches. The limit is not a wall time, because on a busy machine all
+    these processes get little CPU time. So even after a long wait, the killed processes may still
+    end.
     """
 
     def __init__(self, cpu_s: float) -> None:
@@ -231,7 +231,9 @@ does not fit.
 
 
 def become_user() -> None:
-    """Become the programs' user. Raises OSError if a step fails; the process must then end."""
+    """Change this process from root to the user that runs programs (`USER_ID`), without groups and
+    capabilities. Raises OSError if a step fails; the process must then end.
+    """
     os.setgroups([])
     os.setresgid(USER_ID, USER_ID, USER_ID)
     os.setresuid(USER_ID, USER_ID, USER_ID)

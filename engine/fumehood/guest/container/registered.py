@@ -54,7 +54,9 @@ class _Process:
 
 
 class Registered:
-    """The registered processes of a session. Each of them has a keeper (see `keeper`)."""
+    """The registered processes of a session, which go on running when the call that started them
+    has ended. Each of them has a keeper, a process that is its parent.
+    """
 
     def __init__(
         self,
@@ -63,8 +65,9 @@ class Registered:
         limits: Callable[[], list[tuple[int, int]]],
         before_start: Callable[[], None],
     ) -> None:
-        """`limits` returns the resource limits of registered processes. `before_start` is called
-        before each start of a registered process.
+        """`host` is the connection to the host, and `selector` watches the keepers' sockets.
+        `limits` returns the resource limits of a registered process, each as its RLIMIT constant
+        and its value. `before_start` is called before a registered process is started.
         """
         self._host = host
         self._selector = selector
@@ -121,8 +124,8 @@ class Registered:
         return True
 
     def kill_all(self) -> None:
-        """Kill all keepers. The processes below the keepers are then without a keeper, so the
-        cleaning kills them as well.
+        """Kill all keepers. The processes below a killed keeper do not end with it, but the
+        cleaning after the current run no longer spares them, and kills them.
         """
         for process in self._keepers.values():
             process.is_lost = True
@@ -277,8 +280,8 @@ class Registered:
             )
 
     def _on_over(self, process: _Process) -> None:
-        """Record the end of a registered process, answer the requests that wait for it, and forget
-        the oldest ended processes beyond the maximum.
+        """Record the end of a registered process, and answer the requests that wait for it. If more
+        than `MAX_PROCESSES` ended processes are recorded, forget the oldest.
         """
         process.state = "ended"
         lost = _fault("unavailable", "It was killed, because its keeper was.")

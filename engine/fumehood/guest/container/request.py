@@ -20,7 +20,9 @@ from fumehood.protocol import framing
 
 
 class SetUpFailed(Exception):
-    """What the request needs cannot be set up. Raised before the program starts."""
+    """The child cannot set up what its request needs, such as a file or the working directory.
+    Raised before the program starts.
+    """
 
 
 def read_request() -> dict[str, Any]:
@@ -31,16 +33,16 @@ def read_request() -> dict[str, Any]:
 
 
 def read_row() -> list[Any] | None:
-    """Read and return the next row that the host sends after a request. Return None after the last
-    row.
+    """Read and return the next row, a short description that the host sends after a request, such
+    as a path and a size. Return None after the last row.
     """
     row: list[Any] | None = read_request()["row"]
     return row
 
 
 def fed_pieces(size: int) -> Iterator[bytes]:
-    """Read the `size` bytes that follow a row, and yield them in pieces. If the supervisor is gone,
-    end the process.
+    """Read the next `size` bytes that the host sends to this child, and yield them in pieces. If
+    the supervisor is gone, end the process.
     """
     while size:
         piece = os.read(REQUEST_FD, min(size, CHUNK_BYTES))
@@ -53,7 +55,7 @@ def fed_pieces(size: int) -> Iterator[bytes]:
 def set_up(arguments: dict[str, Any]) -> Callable[[], None]:
     """Write the caller's files into the workspace, and set standard input, arguments, environment
     and working directory. Return a function that restores the earlier arguments, environment and
-    working directory. Only sessions call that function.
+    working directory. It is needed only in sessions, where the process outlives the call.
 
     Raises:
         SetUpFailed: a file cannot be written, or the working directory cannot be entered.
@@ -144,8 +146,9 @@ def _put(file: dict[str, Any]) -> None:
 
 
 def _write_new(path: str, content: bytes) -> None:
-    """Write a file under a temporary name, and rename it to `path`. If an earlier run has left a
-    link or pipe at `path`, it is thus replaced, and never written through.
+    """Write `content` to the file `path`: write it under a temporary name, and rename it. If an
+    earlier run has left a link or a pipe at `path`, it is replaced, so nothing is written through
+    it.
     """
     above, name = os.path.split(path)
     with (

@@ -42,9 +42,9 @@ class Measures:
 
 @dataclass(frozen=True)
 class Keep:
-    """The container belongs to a session. If the current engine disappears, the container waits
-    `wait_s` seconds for another. `epoch` is the current engine's epoch: later engines have higher
-    ones.
+    """The host's order that this container belongs to a session. If the current engine disappears,
+    the container waits `wait_s` seconds for another engine. `epoch` is the number of the current
+    engine. Each later engine has a higher number.
     """
 
     epoch: int
@@ -53,8 +53,8 @@ class Keep:
 
 @dataclass
 class Run:
-    """A run of a call. `killed_for` is the reason for which the supervisor has killed the run, or
-    None. This reason has precedence over all others.
+    """A run of a call. If the supervisor has killed the run, `killed_for` is the reason, such as
+    "memory". The run is then reported with this ending, whatever else was observed.
     """
 
     id: int
@@ -130,11 +130,12 @@ def ending_of(
     out_of_memory: bool,
     cpu_ms: float | None = None,
 ) -> tuple[str, dict[str, Any] | None]:
-    """Return how a run ended, such as "ok", and the part of its claim that is forwarded to the
-    host, or None if no part is forwarded.
+    """Return how a run ended, such as "ok", and the part of the run's claim that is forwarded to
+    the host, or None if no part is forwarded.
 
     `exit_code` and `signal_number` come from the exit status of the run's first process.
     `out_of_memory` says whether the operating system has killed a process because memory ran out.
+    `cpu_ms` is the CPU time of the run in milliseconds, or None if it is unknown.
     """
     claimed = _error_of(run).get("kind")
     if run.killed_for is not None:
@@ -168,16 +169,16 @@ def stays(run: Run) -> bool:
 
 
 def claimed_exit(run: Run) -> int:
-    """Return the exit code that the claim of a process that stays alive gives, or 1 if the claim is
-    invalid.
+    """Return the exit code that the program claims. Used if the program's process stays alive, so
+    that it has no real exit code. Return 1 if the claimed code is invalid.
     """
     code = (run.claim or {}).get("exit_code")
     return code if isinstance(code, int) and not isinstance(code, bool) and 0 <= code < 256 else 1
 
 
 def claimed_limits(run: Run) -> set[str]:
-    """Return the names of the limits that the program has reached, according to the exception in
-    its claim.
+    """Return the names of the limits that the program claims to have reached: it reports an
+    uncaught exception whose error number belongs to a limit.
     """
     number = _error_of(run).get("errno")
     name = _CLAIMED_LIMITS.get(number) if isinstance(number, int) else None

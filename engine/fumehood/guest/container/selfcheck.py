@@ -94,9 +94,9 @@ class SelfCheck:
         return 0 < limit <= 2 * int(self._config["processes"])  # includes the guest's processes
 
     def _limits_disk(self, memory_bytes: int) -> bool:
-        """Return whether the disk limits are in force: the mounts in memory together have a
-        capacity of at most half of the memory limit, and a workspace on a disk has at most
-        `disk_bytes` of the configuration.
+        """Return whether the disk limits are in force. All writable mounts in memory together must
+        have a capacity of at most half of the memory limit. If the configuration limits the
+        workspace's disk (`disk_bytes`), the workspace must have at most this capacity.
         """
         found = {path: os.statvfs(path) for path in self._mounts.paths}
         sizes = {path: one.f_blocks * one.f_frsize for path, one in found.items()}

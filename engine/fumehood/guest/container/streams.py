@@ -23,7 +23,9 @@ from fumehood.protocol.streams import StreamFrame
 
 @dataclass(frozen=True)
 class Place:
-    """The objects and functions of the supervisor that the ends of streams may use."""
+    """What the guest's ends of streams may use of the supervisor: two of its objects and two
+    functions.
+    """
 
     host: Host
     selector: selectors.BaseSelector
@@ -43,8 +45,8 @@ class End:
         self.place = place
 
     def begin(self, run: Run, told: str) -> None:
-        """Begin the stream of `run`, whose program is about to start. `told` is the host's text for
-        this stream.
+        """Begin the stream of `run`, whose program is about to start. `told` is a text from the
+        host that configures this stream. Its meaning depends on the kind of stream.
         """
 
     def on_frame(self, run: Run | None, frame: StreamFrame) -> None:
@@ -59,20 +61,20 @@ class End:
         return False
 
     def on_garbage(self, run: Run) -> None:
-        """Handle that the program of `run` has sent an invalid message. No more messages are read
-        from the program.
+        """Called when the program of `run` has sent an invalid message. No more messages are read
+        from this program.
         """
 
     def on_written(self, run: Run) -> None:
-        """Handle that bytes were written to the program of `run`, so that `Run.request` has become
-        shorter.
+        """Called when a part of `Run.request`, the bytes that wait for the program of `run`, was
+        written to the program and removed from `Run.request`.
         """
 
     def end(self) -> None:
         """End the stream of the current run, whose processes are about to be killed."""
 
     def clear(self) -> None:
-        """Remove everything that the killed processes of the last run have left, so that it does
+        """Remove what the killed processes of the last run have left in this end, so that it does
         not reach the next run.
         """
 
@@ -98,8 +100,8 @@ class Streams:
             self._ends[kind].begin(run, told)
 
     def on_frame(self, run: Run | None, frame: StreamFrame) -> None:
-        """Pass a frame from the host to the end of the frame's kind. `run` is the run in
-        progress.
+        """Pass a frame from the host to the guest's end of the frame's kind of stream. `run` is the
+        run in progress, or None.
         """
         self._ends[frame.kind].on_frame(run, frame)
 

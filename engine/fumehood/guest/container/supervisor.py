@@ -88,7 +88,10 @@ CAPABILITIES = 1 << 5 | 1 << 6 | 1 << 7
 
 
 def supervise(config: dict[str, Any]) -> None:
-    """Run a guest on descriptors 0 and 1 until the host closes the channel."""
+    """Run the supervisor of this container until the host closes the channel. The channel is this
+    process's standard input and output. `config` has the host's settings for the container, such as
+    its limits.
+    """
     kernel.empty_bounding_set()
     kernel.keep_capabilities(CAPABILITIES)
     kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)
@@ -255,8 +258,8 @@ class Supervisor:
             )
 
     def _relays(self) -> int | None:
-        """Return the number of relay processes in use (see `takeover`), or None if this is not a
-        session's container.
+        """Return the number of relays in use: processes that connect another engine to this
+        container. Return None if this is not a session's container.
         """
         return None if self._takeover is None else self._takeover.processes
 
@@ -299,7 +302,7 @@ class Supervisor:
         self._registered.tell()
 
     def _write(self, run: Run, data: bytes) -> None:
-        """Pass bytes to the program of `run`, after the rest of its request."""
+        """Write bytes to the program of `run`, after the bytes that already wait to be written."""
         run.request += data
         self._flush_request()
 
@@ -373,8 +376,8 @@ class Supervisor:
             child.limit(resource.RLIMIT_NPROC, self._max_processes)
 
     def _begin_next_link(self, run: Run) -> bool:
-        """Give the run to the process that holds the session's variables, and return True. Return
-        False if there is no such process.
+        """Give the run to the process that holds the session's variables, and return True. If there
+        is no such process, return False.
         """
         had_any = bool(self._chain.pids) or self._chain.tell_end()
         child, theirs = make_child()
@@ -499,8 +502,9 @@ class Supervisor:
     # -- its end ------------------------------------------------------------------
 
     def _on_end(self, ended: Notice) -> None:
-        """Handle the end of a child that a zygote has reaped. The child is the program's first
-        process, or the standby.
+        """Process a zygote's report that a child has ended and was reaped. The child is the first
+        process of the current run, a process that the run's program made its sibling, or the
+        standby, a Node process that waits for its program.
         """
         self._cleaner.on_reaped(ended.pid)
         run = self._run
@@ -540,8 +544,9 @@ class Supervisor:
                 self._on_orphan(ended)
 
     def _on_orphan(self, ended: children.Ended) -> None:
-        """Count the resources that a dead process, whose parent is gone, has used. In a session,
-        this process may be the run's first process.
+        """Add the resources that a dead process has used to the current run. The process was a
+        child of the supervisor, because its own parent is gone. In a session, it may be the run's
+        first process. If so, also record that the run has ended.
         """
         run = self._run
         if run is None:
@@ -605,15 +610,17 @@ class Supervisor:
             end()
 
     def _prepare_standby(self) -> None:
-        """Prepare a standby Node process, unless there are waiting processes of a session or
-        registered processes.
+        """Start a Node process that waits for the next JavaScript program, if such a program is
+        expected. Do nothing if the session has registered processes, or processes that hold its
+        variables.
         """
         if not self._chain.pids and not self._registered.pids:
             self._standby.prepare()
 
     def _settle(self, run: Run) -> str | None:
-        """Update the chain after a run, and return the state of the session's variables: `kept`,
-        `rolled_back` or `reset`. Return None if the run could not change them.
+        """After a run, decide which processes go on holding the session's variables. Return the
+        state of the variables: `kept`, `rolled_back` or `reset`. Return None if the run could not
+        change them.
         """
         if not run.keep:
             return None
@@ -665,8 +672,8 @@ class Supervisor:
     # -- registered processes ----------------------------------------------------------
 
     def _limits(self, config: dict[str, Any]) -> list[tuple[int, int]]:
-        """Return the limits of a registered process. They are the limits of a program without the
-        time limits.
+        """Return the limits of a registered process, each as its RLIMIT constant and its value.
+        They are the limits of a program without the time limits.
         """
         limits = limits_of(config)
         if self._counters.memory_limit is None:
@@ -684,10 +691,10 @@ class Supervisor:
         return self._trees.strangers(self._chain.pids - {child})
 
     def _look_after_registered(self, run: Run | None) -> None:
-        """Handle the processes that dead keepers have left. They cannot be told apart from a call's
-        processes any more, so they are killed, either now or by the cleaning after the current run.
-        If a keeper was killed by something other than the supervisor, memory has run out, so the
-        current run is ended for this reason.
+        """Make sure that the processes below dead keepers are killed, because they cannot be told
+        apart from a call's processes any more. Without a current run, kill them now. Otherwise, the
+        cleaning after the run kills them. If a keeper was not killed by the supervisor, memory has
+        run out, so the current run is stopped for this reason.
         """
         if not self._registered.has_lost:
             return
@@ -703,14 +710,14 @@ class Supervisor:
 
     @staticmethod
     def _is_chained(run: Run | None) -> bool:
-        """Return whether a run uses the processes of the chain. If so, they are not waiting during
-        the run.
+        """Return whether a run uses the processes that hold a session's variables. These processes
+        are stopped between calls, but not during such a run.
         """
         return run is not None and run.keep and run.program == "python"
 
     def _watch_chain(self, run: Run | None, now: float) -> None:
-        """Between calls, kill the processes that hold a session's variables if one of them was
-        woken. `run` is the current run, and `now` the current time.
+        """Kill the processes that hold a session's variables if one of them is not stopped,
+        although no run uses them. `run` is the current run, and `now` the current time.
         """
         if now < self._watch_at or not self._chain.pids or self._is_chained(run):
             return
@@ -743,8 +750,8 @@ class Supervisor:
         return max(0.0, min(times) - now)
 
     def _waits_until(self) -> float:
-        """Return the time at which this container ends if no engine takes it over. Return infinity
-        if the container has a host.
+        """Return the time at which this container ends if no engine takes it over, or infinity if
+        the container has a host.
         """
         if self._left_at is None or self._host.keep is None:
             return math.inf
@@ -781,11 +788,11 @@ class Supervisor:
             self._stop(run, "cpu_time")
 
     def _look_at_killed(self, run: Run, pid: int, now: float) -> None:
-        """Check a run that was killed, but whose end was not reported.
+        """Check a run that was killed, but whose end no zygote has reported.
 
-        If the run's first process `pid` is dead, another process of the run prevents the report, so
-        the run is concluded here. If `pid` is alive and there are registered processes, these are
-        stopped, because they may use all the CPU time that `pid` needs to end.
+        If the run's first process `pid` is dead, conclude the run here, because another process of
+        the run prevents the report. If `pid` is alive, stop all registered processes, because they
+        may use the CPU time that `pid` needs to end.
         """
         if now >= run.look_at:
             run.look_at = now + HIDDEN_S

@@ -57,8 +57,8 @@ _OTHERS = {
 
 @dataclass(frozen=True)
 class Outcome:
-    """The outcome for one path of the request. `fault` is the kind of refusal, or None if the path
-    is not refused.
+    """Whether a write or deletion of one path is refused. `fault` is the kind of refusal, or None
+    if the path is not refused.
     """
 
     path: str
@@ -67,7 +67,9 @@ class Outcome:
 
 
 class Survey:
-    """One survey of the workspace, for the write or deletion that `request` describes."""
+    """The current state of everything in the workspace that a write or deletion would affect.
+    `request` describes the write or deletion.
+    """
 
     def __init__(self, request: dict[str, Any]) -> None:
         self._entries: dict[str, Entry] = {}
@@ -239,8 +241,9 @@ class Survey:
                 os.close(directory)
 
     def _note(self, path: str, name: str, directory: int, status: os.stat_result) -> Any:
-        """Record the entry `name` of the open directory `directory`. `path` is its whole path. If
-        it is a file whose content was read for this, return its hash object, otherwise None.
+        """Record the entry `name` of the open directory `directory`. `path` is the entry's whole
+        path. Return the hash object of the entry's content if the entry is a file that was read
+        now. Return None if it is not a file, was recorded earlier, or cannot be read.
         """
         if path in self._entries:
             return None
@@ -283,11 +286,11 @@ class Survey:
 
 
 def hold_to(request: dict[str, Any]) -> dict[str, Outcome]:
-    """Make the survey of a request again, and return its refused paths with their outcomes, if its
-    hash is still `request["expected"]`.
+    """Survey the workspace again for an approved request. Check that the survey's hash is still the
+    approved hash, `request["expected"]`. Return each refused path with its outcome.
 
     Raises:
-        Refused: the workspace has changed.
+        Refused: the hash differs, because the workspace has changed.
     """
     survey = Survey(request)
     if survey.base() != request["expected"]:
@@ -329,8 +332,8 @@ def _shown(path: str, kind: str) -> Entry:
 
 
 def _text(name: str, field: str) -> Entry:
-    """Return an entry that has a name as text in `field`. If the name is not UTF-8, escape it and
-    add its bytes in base64.
+    """Return an entry with a single field `field`, whose value is `name` as text. If `name` is not
+    UTF-8, its invalid bytes are escaped, and a second field has all bytes in base64.
     """
     raw = os.fsencode(name)
     try:
@@ -341,6 +344,8 @@ def _text(name: str, field: str) -> Entry:
 
 
 def _line(value: Entry) -> bytes:
-    """Return the canonical encoding of a value. It is the same in the guest and on the host."""
+    """Return `value` as one line of JSON in a fixed format. The host encodes the value in the same
+    way.
+    """
     text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
     return text.encode("ascii") + b"\n"

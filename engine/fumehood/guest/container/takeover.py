@@ -34,8 +34,10 @@ REFUSED = 3
 
 
 class Takeover:
-    """The supervisor's side of takeovers. It receives the messages of relays, and keeps the current
-    relay waiting until its release.
+    """The supervisor's side of takeovers, in which another engine becomes the host of this
+    container. A relay is a process that this engine starts in the container and that passes its
+    input and output to the supervisor. This class receives the messages of relays, and keeps the
+    current relay waiting until its release.
     """
 
     def __init__(self) -> None:
@@ -78,8 +80,9 @@ class Takeover:
 
 
 def relay(config: dict[str, Any]) -> None:
-    """Pass this process's standard input and output to the supervisor. Exit once the supervisor has
-    refused or released this process.
+    """Pass this process's standard input and output to the supervisor, so that the engine that has
+    started this process becomes the container's host. Wait, and exit when the supervisor has
+    refused or released this process. `config["epoch"]` is the engine's number.
     """
     ours, theirs = socket.socketpair()
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as end:

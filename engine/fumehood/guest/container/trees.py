@@ -66,8 +66,9 @@ class Trees:
         *,
         cached: bool,
     ) -> None:
-        """If `cached` is True, the ancestors of a process that was found once are not searched
-        again.
+        """`keepers` returns the process ids of the keepers, and `own` those of the guest's other
+        processes. If `cached` is True, a process that was found below a keeper is remembered, and
+        its ancestors are not searched again.
         """
         self._keepers = keepers
         self._own = own
@@ -98,8 +99,9 @@ class Trees:
         return count, is_same
 
     def strangers(self, spared: Collection[int] = ()) -> list[int]:
-        """Return the same process ids as `processes.strangers`, but without the processes below
-        keepers. `spared` has the same meaning.
+        """Return the ids of all processes that do not run as root, or that vanish while they are
+        checked, except the processes below keepers, the processes in `spared` and their dead
+        children.
         """
         if not self._keepers():
             return processes.strangers(spared)
@@ -118,21 +120,24 @@ class Trees:
         return [pid for pid in found if not self._is_below(pid, keepers, ())] if keepers else found
 
     def kill_all(self, spared: Collection[int] = ()) -> int:
-        """Send SIGKILL to all processes that `strangers` returns, and return their number."""
+        """Send SIGKILL to all processes whose ids `strangers` returns. Return the number of these
+        processes.
+        """
         return processes.kill(self.strangers(spared))
 
     def kill_living(self, spared: Collection[int]) -> int:
-        """Send SIGKILL to all processes that `strangers` returns. Return how many of them still
-        existed. Unlike the result of `kill_all`, this number becomes 0 even if registered processes
-        start and end all the time.
+        """Send SIGKILL to all processes whose ids `strangers` returns. Return how many of them
+        still existed. Unlike the result of `kill_all`, this number does not count processes that
+        have vanished. So it becomes 0 even if registered processes start and end all the time.
         """
         return sum(processes.kill([pid]) for pid in self.strangers(spared) if status(pid))
 
     @contextmanager
     def frozen(self, spared: Collection[int]) -> Iterator[Callable[[], None]]:
         """Yield a function that stops all processes below keepers. When the block is left, the
-        processes that the function has stopped are resumed. If `cached` is False, the function does
-        nothing, because gVisor sends SIGHUP to process groups that were stopped.
+        processes that the function has stopped are resumed. If `cached` was False when this object
+        was created, the function does nothing: this is so on gVisor, which sends SIGHUP to process
+        groups that were stopped.
         """
         seen: set[int] = set()
         stopped: set[int] = set()
@@ -154,8 +159,8 @@ class Trees:
                     os.kill(pid, signal.SIGCONT)
 
     def forget(self) -> None:
-        """Forget all known processes, because a keeper is gone, so the processes below it have no
-        keeper any more.
+        """Forget all processes that were found below keepers. Called when a keeper is gone, because
+        the processes below this keeper have no keeper any more.
         """
         for known in self._known.values():
             os.close(known.descriptor)
@@ -219,7 +224,8 @@ def below(root: int) -> set[int]:
 def _kill_below(root: int) -> int:
     """Send SIGKILL to all descendants of the process `root`, and return their number.
 
-    Each descendant is stopped before the next search, so none can fork while the others are killed.
+    First, search for descendants and stop them until a search finds no new descendant. So no
+    descendant can fork while the others are killed.
     """
     found: set[int] = set()
     for _ in range(MAX_LOOKS):
@@ -234,8 +240,8 @@ def _kill_below(root: int) -> int:
 
 
 def end_below(root: int, reap: Callable[[], object]) -> None:
-    """Kill the descendants of the process `root`, and call `reap`, again and again until none is
-    left.
+    """Kill all descendants of the process `root`, then call `reap`. Repeat this until no descendant
+    is left.
     """
     while _kill_below(root):
         reap()

@@ -38,8 +38,8 @@ NEW_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class Refused(Exception):
-    """The operation is refused. `kind` is one of a few fixed words, and the message is one
-    sentence.
+    """A file operation is refused. `kind` is the reason as a fixed word, such as `not_found`, and
+    the message is one sentence.
     """
 
     def __init__(self, kind: str, message: str) -> None:
@@ -114,8 +114,8 @@ def status_of(name: str, directory: int, path: str) -> os.stat_result:
 
 def open_plain(name: str, directory: int, path: str, flags: int = os.O_RDONLY) -> int:
     """Open the plain file `name` in the open directory `directory`, and return its descriptor.
-    `path` is the whole path, for messages. Raises Refused for anything else, without blocking and
-    without following a link.
+    `path` is the whole path, for messages. The call never blocks. Raises Refused if `name` is
+    missing, or is not a plain file. A link is refused and not followed.
     """
     status = status_of(name, directory, path)
     if stat.S_ISLNK(status.st_mode):
@@ -128,10 +128,9 @@ def open_plain(name: str, directory: int, path: str, flags: int = os.O_RDONLY) -
 
 @contextmanager
 def new_file(directory: int, mode: int = 0o644) -> Iterator[tuple[int, str]]:
-    """Create a file in an open directory that no listing shows until the block renames it. If the
-    block fails, the file is removed.
-
-    Yield the file's descriptor and its name, which programs cannot predict.
+    """Create a file in an open directory, and yield the file's descriptor and its temporary name,
+    which programs cannot predict. Listings leave files with such a name out, so the block must
+    rename the file when it is complete. If the block fails, the file is removed.
     """
     name = f"{WRITE_PREFIX}{os.urandom(16).hex()}"
     with held(os.open(name, NEW_FLAGS, mode, dir_fd=directory)) as descriptor:
@@ -144,8 +143,8 @@ def new_file(directory: int, mode: int = 0o644) -> Iterator[tuple[int, str]]:
 
 
 def empty(directory: int) -> None:
-    """Remove everything in an open directory. Inner directories are first moved to the top, so one
-    descriptor is enough, however deeply they are nested.
+    """Remove everything in an open directory. Nested directories are moved up into this directory
+    before they are removed. So few descriptors are enough, however deep the nesting is.
     """
     while names := os.listdir(directory):
         for name in names:

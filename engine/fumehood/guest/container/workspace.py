@@ -68,9 +68,9 @@ class Mounts:
         self._changes.register(self._watched, select.POLLPRI)
 
     def are_clean(self) -> bool:
-        """Whether all mounts except those in `kept` are as before any run. For this, their used
-        blocks and inodes must be unchanged. If a file system does not count inodes, its mount must
-        be empty.
+        """Return whether all mounts except those in `kept` are as they were before any run: the
+        numbers of used blocks and inodes must be unchanged. If a file system does not count inodes,
+        all these mounts must be empty instead.
         """
         if not self._count_inodes:
             return not any(os.listdir(path) for path in self.emptied)
@@ -85,15 +85,16 @@ class Mounts:
         return False
 
     def are_the_same(self) -> bool:
-        """Whether nothing was mounted, unmounted or remounted. *Source*: proc_pid_mounts(5). The
-        operating system signals changes, so the table of mounts is not read on every call.
+        """Return whether nothing was mounted, unmounted or remounted. The table of mounts is read
+        only if the operating system signals a change. *Source*: proc_pid_mounts(5).
         """
         return not self._changes.poll(0) or _mount_table() == self._table
 
 
 def message_queues(path: str = "/dev/mqueue") -> list[str]:
-    """Return the names of the POSIX message queues, which outlive processes. The system-call filter
-    forbids programs to make any.
+    """Return the names of the existing POSIX message queues. There should be none, because the
+    system-call filter forbids programs to create them. A queue would outlive the processes of a
+    run.
     """
     try:
         return os.listdir(path)
@@ -107,11 +108,12 @@ def _mount_table() -> bytes:
 
 
 def keep_house(run_id: int, tell: Tell, mounts: Sequence[str], since_ns: int | None = None) -> int:
-    """Send the workspace's files and the figures of the run `run_id` to the host with `tell`, then
-    empty `mounts`. Return the number of files left out.
+    """Use `tell` to send the workspace's files, and the figures that the program has drawn, to the
+    host as results of the run `run_id`. Then empty `mounts`. Return the number of files that were
+    not sent.
 
-    If `since_ns` is given, only files changed since that time are sent, and only figures are
-    removed.
+    If `since_ns` is given, send only the workspace's files that have changed since that time, and
+    remove only the figures.
     """
     handing = _Handing(run_id, tell)
     if WORKSPACE in mounts:
@@ -126,9 +128,9 @@ def keep_house(run_id: int, tell: Tell, mounts: Sequence[str], since_ns: int | N
 
 
 def has_changed(since_ns: int) -> bool:
-    """Whether there is anything to send to the host: figures, or files changed since the time
-    `since_ns`. True if this cannot be determined. Only names and times are read, so the supervisor
-    may call this function.
+    """Return whether there may be files to send to the host: figures, or files changed since the
+    time `since_ns`. Return True if this cannot be determined. Only names and times are read,
+    because the supervisor calls this function, and it has no right to read the files' content.
     """
     left = QUICK_LOOKS
     waiting = [WORKSPACE]
@@ -154,7 +156,9 @@ def has_figures() -> bool:
 
 
 class _Handing:
-    """Sends files with their content to the host, up to the limits of one run."""
+    """Sends the files of one run, with their content, to the host. Files that exceed the maximum
+    number or total size are not sent, but only counted.
+    """
 
     def __init__(self, run_id: int, tell: Tell) -> None:
         self.left_out = 0
@@ -206,9 +210,9 @@ def _hand_over(run_id: int, tell: Tell, path: str, descriptor: int, size: int, k
 
 
 def _walk(root: str) -> Iterator[tuple[str, int, str, os.stat_result]]:
-    """Yield all entries below the directory `root` except directories, sorted by path: (path,
-    directory's descriptor, name, status). If a directory cannot be walked, yield the directory
-    itself.
+    """Yield all entries below the directory `root` except directories, sorted by path. Each entry
+    is a tuple: path, descriptor of its directory, name, status. A directory that cannot be opened,
+    or is nested too deeply, is yielded as an entry itself.
     """
     top = os.open(root, os.O_RDONLY | os.O_DIRECTORY)
     open_directories = [("", top, os.fstat(top), _names(top))]

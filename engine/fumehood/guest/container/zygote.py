@@ -64,8 +64,8 @@ class Notice(NamedTuple):
 
 
 def order_child(orders: socket.socket, *descriptors: int) -> None:
-    """Order a child from a zygote through the socket `orders`. `descriptors` are the descriptors
-    for the child, in the order of `PLACES`. Called by the supervisor.
+    """Send a zygote the order to fork a child, through the socket `orders`. `descriptors` are the
+    descriptors that the child gets, in the order of `PLACES`. Called by the supervisor.
     """
     socket.send_fds(orders, [FORK], descriptors)
 
@@ -135,8 +135,8 @@ def _fork() -> int | None:
 
 
 def _receive(orders: socket.socket) -> None:
-    """Receive the descriptors of one order. They get the lowest free numbers, which are those in
-    `PLACES`. End this process if the supervisor is gone.
+    """Receive an order to fork a child. Its descriptors get the lowest free numbers, which are
+    those in `PLACES`. End this process if the supervisor is gone, or if the order is invalid.
     """
     try:
         order, descriptors, _ = receive(orders, 1, len(PLACES), socket.MSG_CMSG_CLOEXEC)

@@ -40,8 +40,8 @@ def watch() -> socket.socket:
 
 
 def drain(wakeup: socket.socket) -> None:
-    """Discard the signals received so far on the socket `wakeup` of `watch`. Call this before
-    `reap`, so that no child's end is missed.
+    """Discard the bytes that were received on `wakeup`, the socket that `watch` returned. Call this
+    before `reap`, so that no child's end is missed.
     """
     try:
         while wakeup.recv(512):
@@ -68,9 +68,9 @@ CLAIMABLE = ("memory", "output", "policy")
 
 
 def judge(reply: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-    """Return how a run ended whose child has sent `reply`, such as "ok", and the claim to report to
-    the host. A child may claim only the failures in `CLAIMABLE`; any other error counts as an
-    exception.
+    """Return how a run ended, such as "ok", and the claim to report to the host. `reply` is the
+    message that the run's child has sent. The child may claim only the kinds of failure in
+    `CLAIMABLE`. Every other error counts as an exception.
     """
     error = reply.get("error")
     if error is None and isinstance(reply.get("result"), dict):
@@ -82,8 +82,9 @@ def judge(reply: dict[str, Any]) -> tuple[str, dict[str, Any]]:
 
 
 def ending_of(exit_code: int | None, signal_number: int | None) -> str:
-    """Return how a run ended that the supervisor did not kill and whose process sent no reply. The
-    process ended with this exit code or by this signal; the other one is None.
+    """Return how a run ended, such as "exit". Used for a run whose process has sent no reply and
+    was not killed by the supervisor. The process ended with `exit_code` or by the signal
+    `signal_number`. The other parameter is None.
     """
     if signal_number == signal.SIGSYS:
         return "policy"
@@ -131,8 +132,9 @@ def is_sealed(pid: int, own_filters: int | None) -> bool:
 
 
 def is_filtered(shown: bytes, own_filters: int | None) -> bool:
-    """Return whether a process has more filters than `own_filters`. `shown` is its status in
-    /proc.
+    """Return whether a process has more system-call filters than `own_filters`. `shown` is what
+    `status` has returned for the process. A number that the kernel does not show (None) is not
+    compared: the process then only needs to have a filter.
     """
     filters = field(shown, b"Seccomp_filters")
     has_more = filters is None or own_filters is None or int(filters) > own_filters
@@ -179,14 +181,14 @@ def size(value: bytes | None) -> int | None:
 
 
 def kill_below(pid: int) -> set[int]:
-    """Kill all descendants of a process, but not the process itself. Return the process ids of the
-    descendants.
+    """Kill all descendants of the process `pid`, but not `pid` itself. Return the process ids of
+    the descendants. If there are any, `pid` is stopped and stays so, because the caller kills it
+    next.
 
-    Used by the jail's supervisor, the subreaper of all processes below it. Processes are not found
-    by their user, because on a host this would kill the operator's own processes. Each process is
-    stopped before its children are listed, so none is missed. It is killed through a descriptor, so
-    no other process is killed if its id is used again. If the process `pid` has descendants, it
-    stays stopped, because the caller kills it next.
+    Used by the jail's supervisor, the subreaper of all processes below it. The search does not go
+    by user, because on a host the operator's own processes have the same user. Each process is
+    stopped before its children are listed, so no child is missed. Each process is killed through a
+    descriptor, so no other process is killed if the id was used again.
     """
     children = _children(pid)
     if not children:

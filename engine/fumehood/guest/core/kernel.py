@@ -52,9 +52,10 @@ def fork_for_parent() -> int:
 
     A child that `os.fork` creates is a child of this process. The sibling is a child of this
     process's parent instead, and only that parent can reap it. Use this function only in a process
-    with a single thread, so that no lock is held.
+    with a single thread, so that no other thread holds a lock.
 
-    *Source*: clone(2), CLONE_PARENT: the exit signal is that of this process.
+    *Source*: clone(2), CLONE_PARENT. When the sibling ends, its parent gets the same signal as for
+    the end of this process.
 
     Raises:
         OSError: the kernel refuses.
@@ -107,8 +108,8 @@ _NO_CAPABILITIES = (_CapabilitySets * 2)()
 
 
 def warm_up() -> None:
-    """Touch the memory pages that the calls of this module need, so that a child does not have to
-    copy these pages. Nothing else changes.
+    """Touch the memory pages that the functions of this module use. Called before a fork, so that
+    these pages are not copied for each child. Nothing else changes.
     """
     found = (_CapabilitySets * 2)()
     _checked(_libc.capget(_OWN_CAPABILITIES, found), "capget")

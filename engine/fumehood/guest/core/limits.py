@@ -38,8 +38,9 @@ CPU_BACKSTOP_S = 1
 
 
 def limit_self(open_files: int = 0) -> None:
-    """Permanently lower those limits of this process that are the same for every call. New
-    descriptors get numbers below `open_files`; descriptors that are open stay open.
+    """Permanently lower those resource limits of this process that are the same for every call.
+    From now on, the process can open descriptors only with numbers below `open_files`, so with 0 it
+    can open none. Descriptors that are already open stay open.
     """
     for which, value in (*FIXED, (resource.RLIMIT_NOFILE, open_files)):
         resource.setrlimit(which, (value, value))
@@ -64,8 +65,8 @@ def limit_child(pid: int, *, memory_bytes: int, cpu_s: float) -> None:
 
 
 def address_space_bytes(pid: int | None = None) -> int:
-    """Return the size of a process's address space in bytes, as RLIMIT_AS counts it. If `pid` is
-    None, it is this process.
+    """Return the size of the address space of the process `pid` in bytes, as RLIMIT_AS counts it.
+    None means this process.
     """
     # Not `open()`: its layers are cold in a child, and each page that it touches is copied.
     statm = os.open(f"/proc/{pid or 'self'}/statm", os.O_RDONLY)

@@ -53,11 +53,11 @@ _CREDENTIALS = struct.Struct("3i")
 def receive(
     end: socket.socket, most_bytes: int, most_fds: int, flags: int = 0
 ) -> tuple[bytes, list[int], Sender | None]:
-    """Receive one message from the socket `end`. Return its bytes, its descriptors and, if the
-    socket has SO_PASSCRED, its sender. `most_bytes` and `most_fds` limit the bytes and the
-    descriptors.
+    """Receive one message from the socket `end`, with at most `most_bytes` bytes and `most_fds`
+    descriptors. Return its bytes, its descriptors and its sender. The sender is None if the socket
+    lacks the option SO_PASSCRED.
 
-    Raises OSError. `socket.recv_fds` is not used, because it ignores `flags`.
+    Raises OSError if receiving fails. `socket.recv_fds` is not used, because it ignores `flags`.
     """
     descriptors, sender = array.array("i"), None
     room = socket.CMSG_SPACE(most_fds * descriptors.itemsize)
@@ -82,10 +82,10 @@ def held(descriptor: int) -> Iterator[int]:
 
 def write_all(descriptor: int, data: bytes, patience_s: float | None = None) -> None:
     """Write all bytes to a descriptor. If the descriptor is non-blocking, wait until it is
-    writable, each time for at most `patience_s` seconds.
+    writable, each time for at most `patience_s` seconds, or without limit if `patience_s` is None.
 
     Raises:
-        TimeoutError: the other end does not read.
+        TimeoutError: the other end has not read within `patience_s` seconds.
         OSError: the other end is closed.
     """
     view = memoryview(data)

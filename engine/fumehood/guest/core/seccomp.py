@@ -111,8 +111,8 @@ def allow_without_bits(argument: int, bits: int, otherwise: Instruction) -> list
 
 
 def refuse_byte(argument: int, value: int) -> list[Instruction]:
-    """Return instructions that refuse a call if the lowest byte of its argument with the index
-    `argument` has the value `value`. Otherwise, the next instruction decides.
+    """Return instructions that refuse a call with EPERM if the lowest byte of its argument with the
+    index `argument` has the value `value`. Otherwise, the next instruction decides.
     """
     return [
         _load(_OFFSET_ARGUMENTS + 8 * argument),
@@ -198,8 +198,8 @@ def install(program: bytes) -> None:
 
 
 def warm_up(program: bytes) -> None:
-    """Do before a fork what `install` needs for the filter `program`. Otherwise, each child would
-    do it, and would copy memory pages for it.
+    """Prepare what `install` needs for the filter `program`. Called before a fork. Without this,
+    each child would prepare it again, and memory pages would be copied for each child.
     """
     _header(program)
     kernel.warm_up()

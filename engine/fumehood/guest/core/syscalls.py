@@ -131,7 +131,8 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
 
 
 def architecture_of(machine: str | None = None) -> Architecture:
-    """Return the architecture of `machine`. If it is None, it is the machine that runs this code.
+    """Return the architecture of `machine`, such as `x86_64`. None means the machine that runs this
+    code.
 
     Raises:
         OSError: the architecture is not supported.

@@ -36,7 +36,9 @@ Send = Callable[[str, dict[str, Any]], Any]
 
 
 class ToolError(Exception):
-    """A failed or refused tool call. `error` is the engine's full error."""
+    """A tool call failed or was refused. `error` is the error as the engine has sent it. Its fields
+    are also attributes, such as `code` and `message`.
+    """
 
     def __init__(self, error: dict[str, Any]) -> None:
         self.error = error
@@ -60,7 +62,9 @@ ABSENT = _Absent()
 
 
 class ToolCalls:
-    """The tool calls of one program. In a session, `open` resets them for each program."""
+    """Sends the tool calls of a program, and receives their answers. A session uses the same object
+    for all its programs, and calls `open` before each program.
+    """
 
     def __init__(self) -> None:
         self._pid = 0
@@ -72,7 +76,9 @@ class ToolCalls:
         return self._pid == os.getpid()
 
     def open(self, writing: threading.Lock) -> None:
-        """Allow calls from this process. `writing` is held while a frame is written."""
+        """Allow tool calls from this process. `writing` is the lock that must be held while a frame
+        is written to the reply pipe.
+        """
         self._writing = writing
         self._slots = threading.BoundedSemaphore(framing.MAX_OPEN_CALLS)
         self._changed = threading.Condition()
@@ -83,7 +89,7 @@ class ToolCalls:
         self._pid = os.getpid()
 
     def close(self) -> None:
-        """Refuse further calls. Waits until no frame is being written."""
+        """Refuse further calls. If a frame is being written, first wait until it is complete."""
         if self._pid:
             with self._writing:
                 self._pid = 0
@@ -118,8 +124,8 @@ class ToolCalls:
         return number
 
     def _await(self, number: int) -> dict[str, Any]:
-        """Wait for the answer to the call `number`. One of the waiting threads reads the answers
-        for all of them.
+        """Wait for the answer to the call `number`, and return it. If several threads wait, one of
+        them reads the answers and passes them on to the others.
         """
         with self._changed:
             while number not in self._answers:
@@ -147,7 +153,9 @@ class ToolCalls:
 
 
 def _frame(number: int, tool: str, arguments: dict[str, Any]) -> bytes:
-    """Return the frame of one call. Raises ToolError if the frame's readers would refuse it."""
+    """Return the encoded message of one tool call. Raises ToolError if the supervisor or the host
+    would refuse the message, because the arguments are not JSON or the message is too long.
+    """
     try:
         strict_json.loads(strict_json.dumps(arguments), max_depth=strict_json.MAX_VALUE_DEPTH)
     except (TypeError, ValueError, RecursionError) as fault:
@@ -177,8 +185,8 @@ def _refused(message: str) -> ToolError:
 
 
 def make_module(tools: Sequence[dict[str, Any]], call: Send) -> types.ModuleType:
-    """Return the module `tools`. It has a function for each tool description, which calls the tool
-    with `call`.
+    """Return the module `tools` of a program. For each tool description in `tools`, the module has
+    a function that calls the tool by means of `call`.
     """
     module = types.ModuleType("tools", "Other tools. A call that fails raises ToolError.")
     functions = [_function(tool, call) for tool in tools]
@@ -190,8 +198,8 @@ def make_module(tools: Sequence[dict[str, Any]], call: Send) -> types.ModuleType
 
 
 def _function(tool: dict[str, Any], call: Send) -> Callable[..., Any]:
-    """Return a function that calls a tool with the given arguments, except those that are
-    `ABSENT`.
+    """Return a Python function that calls the tool with the arguments that the function was given.
+    Arguments with the value `ABSENT`, which means that no value was given, are not sent.
     """
     name, signature = tool["name"], _signature(tool["parameters"])
     others = next((p.name for p in signature.parameters.values() if p.kind is p.VAR_KEYWORD), "")
@@ -262,13 +270,18 @@ def _documentation(tool: dict[str, Any]) -> str:
 
 
 class Maker:
-    """Creates the module `tools` for each program in turn."""
+    """Creates a new module `tools` for each program that this process runs. In a session, these are
+    several programs, one after the other.
+    """
 
     def __init__(self) -> None:
         self._calls = ToolCalls()
 
     def make(self, sent: Any, writing: threading.Lock) -> types.ModuleType:
-        """Create the module with a program's tools. The program may call the tools from now on."""
+        """Create and return the module with the tools of a program. The program may call the tools
+        from now on. `sent` are the tool descriptions that the host has sent. `writing` is the lock
+        that is held while a message is written.
+        """
         self._calls.open(writing)
         return make_module(sent, self._calls.call)
 

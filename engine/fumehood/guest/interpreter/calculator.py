@@ -48,8 +48,9 @@ HANDLED = frozenset(
 
 
 def run(request: dict[str, Any]) -> dict[str, Any]:
-    """Evaluate the expression in a request, `{arguments: {expression, precision?}, output_bytes}`,
-    and return the reply.
+    """Evaluate the expression in a request, and return the reply: `{result}`, or `{error}` if the
+    expression is invalid, is refused or has no value. A request is `{arguments: {expression,
+    precision?}, output_bytes}`.
     """
     arguments = request["arguments"]
     try:
@@ -72,7 +73,8 @@ def evaluate(text: str) -> Any:
 
     Raises:
         NotationRefused, SyntaxError: the text is not an expression.
-        Refused, TooLarge: the tables or the size estimates refuse the expression.
+        Refused: the expression uses a syntax node or a name that is not allowed.
+        TooLarge: a number in the expression, a result or an intermediate result is too large.
         ArithmeticError, ValueError, TypeError: the expression has no value.
     """
     tree = _parse(rewrite(text))
@@ -99,7 +101,9 @@ def render(value: Any, precision: int | None, max_bytes: int) -> dict[str, Any]:
 
 
 def preload() -> None:
-    """Create everything that the first expression needs, before any process is forked."""
+    """Create everything that evaluating an expression needs. Called before any process is forked,
+    so that the children share it.
+    """
     sys.setrecursionlimit(RECURSION_LIMIT)
     # The parser warns about odd but valid text (`1if 2else 3`). Printing the warning would end a
     # sealed process.
@@ -174,8 +178,8 @@ def _refuse_bare_comma(body: ast.expr, text: str) -> None:
 
 
 def _root_cause(error: BaseException) -> BaseException:
-    """Return the exception that was raised first. asteval wraps it once for each level of the
-    expression.
+    """Return the exception that was raised first. `error` is the exception that asteval raises. It
+    has wrapped the first exception once for each level of the expression.
     """
     while error.__context__ is not None:
         error = error.__context__
@@ -197,8 +201,8 @@ def _rounded(value: Any, precision: int | None) -> Any:
 
 
 def _depth(value: Any) -> int:
-    """Return how many levels of lists in lists a value has. This function does not recurse, because
-    the text of the expression determines this number.
+    """Return how deeply the lists of a value are nested. This function does not recurse, because
+    the text of the expression determines the depth.
     """
     depth = 0
     level = [value]
@@ -431,11 +435,12 @@ _SAID = {
 
 
 class Refused(Exception):
-    """The expression has a node or a name that the tables do not allow. The message says which."""
+    """The expression has a syntax node or a name that is not allowed. The message says which."""
 
 
 def check_nodes(tree: ast.Expression) -> list[ast.AST]:
-    """Check the whole tree of an expression, and return all its nodes, for the checks that follow.
+    """Check every node in the syntax tree of an expression. Return all nodes, because later checks
+    need them as well.
 
     This function does not recurse, because the text of the expression determines the depth.
 
@@ -512,11 +517,11 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = {
 
 
 def check_names(nodes: Sequence[ast.AST]) -> None:
-    """Check that each name that is called is a function of the name table, and that each other name
-    is a constant of the table.
+    """Check that each called name is an allowed function, and that each other name is an allowed
+    constant.
 
     Raises:
-        Refused: a name is unknown, a function is used as a value, or a constant is called.
+        Refused: a name is unknown, a function is used without calling it, or a constant is called.
     """
     called = {id(node.func) for node in nodes if isinstance(node, ast.Call)}
     for node in nodes:

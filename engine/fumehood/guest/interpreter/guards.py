@@ -165,8 +165,8 @@ CONTAINERS = frozenset(
 
 @functools.cache
 def allowed_on(kind: type) -> frozenset[str]:
-    """Return the names of the attributes that the table allows for the type `kind` and its
-    bases.
+    """Return the names of the attributes that a program may read on objects of the type `kind`:
+    those that `ATTRIBUTES` has for the type and for its bases.
     """
     return frozenset().union(*(ATTRIBUTES.get(base, frozenset()) for base in kind.__mro__))
 
@@ -198,8 +198,9 @@ _KNOWN_TYPES = frozenset(ATTRIBUTES) | {bool, type(None), object}
 
 
 class Guards(Uncopied):
-    """The guards of one program. `refusal` is the first refusal of something that the program
-    tried, or None.
+    """The guards of one program: the functions that its compiled code calls to access objects. Each
+    guard checks whether the access is allowed. `refusal` is the first access that was refused, or
+    None.
     """
 
     def __init__(self) -> None:
@@ -207,8 +208,8 @@ class Guards(Uncopied):
         self.refusal: Refused | None = None
 
     def table(self) -> dict[str, Any]:
-        """Return each guard, by the name under which code that RestrictedPython has compiled calls
-        it.
+        """Return all guards by name. The names are those under which RestrictedPython's compiled
+        code calls the guards.
         """
         return {
             "_getattr_": self.get_attribute,
@@ -227,9 +228,9 @@ class Guards(Uncopied):
         }
 
     def refused(self, why: str) -> Refused:
-        """Return the refusal to raise, with the message `why`. Only the first refusal of the
-        program is created. All later calls return the first one again, even if the program has
-        swallowed it.
+        """Return the exception that a guard must raise to refuse an access. The first call creates
+        the exception with the message `why`. Each later call returns the same exception again,
+        because it is reported even if the program has swallowed it.
         """
         self.refusal = self.refusal or Refused(why)
         return self.refusal
@@ -266,8 +267,9 @@ class Guards(Uncopied):
         raise AttributeError(f"{what} has no attribute {name!r}")
 
     def changeable(self, holder: Any) -> Any:
-        """Return the object through which items and attributes of `holder` may be set and deleted.
-        Raises Refused if `holder` may not be changed.
+        """Return the object on which the program may set and delete items and attributes of
+        `holder`: usually `holder` itself, or a stand-in that allows only certain attributes. Raises
+        Refused if `holder` may not be changed.
         """
         kind = type(holder)
         if kind in CONTAINERS or kind in self.classes or kind in _UNCHANGEABLE:
@@ -293,8 +295,8 @@ class Guards(Uncopied):
         setattr(target, name, IN_PLACE[sign](self.get_attribute(holder, name), value))
 
     def make_class(self, name: str, bases: tuple[type, ...], namespace: dict[str, Any]) -> type:
-        """Create and return a class of the program. Raises Refused if programs may not define such
-        a class.
+        """Create and return a class that the program defines. Raises Refused if programs may not
+        use one of the bases, or define one of the members.
         """
         try:
             return self.classes.make(name, bases, namespace)
@@ -476,10 +478,11 @@ class ProgramClasses(Uncopied):
         return made
 
     def defines(self, order: Iterable[type], name: str) -> bool | None:
-        """Return whether the first class in `order` that has a member `name` was defined by the
-        program. Return None if no class has this member.
+        """Return whether the member `name` comes from a class that the program has defined. Return
+        None if no class in `order` has this member.
 
-        `order` is a method resolution order, so Python itself uses the member of this first class.
+        `order` is a method resolution order, so the first class in it that has the member is
+        decisive, as in Python.
         """
         for kind in order:
             if name in vars(kind):

@@ -56,8 +56,8 @@ class Module(Uncopied):
         self.members = members
 
     def __getattr__(self, name: str) -> Any:
-        """Return the member `name`. Python calls this for `from m import name`. The import table
-        has already been used to check the name.
+        """Return the member `name`. Python calls this for `from m import name`. Such an import was
+        checked before the program started, so this method checks nothing.
         """
         try:
             return self.members[name]
@@ -100,15 +100,16 @@ class Hint:
 
 
 def _members(module: Any, words: str) -> dict[str, Any]:
-    """Return the members of a Python module whose names are in `words`, by name. Names that this
-    Python version lacks are omitted.
+    """Return members of a Python module by name. `words` has their names, separated by spaces.
+    Names that the module lacks in this Python version are omitted.
     """
     return {name: getattr(module, name) for name in words.split() if hasattr(module, name)}
 
 
 def named(**functions: Any) -> dict[str, Any]:
-    """Give functions that replace Python's own the names of these, and return them by name. So
-    Python's messages about wrong arguments show the usual names.
+    """Set the name of each function to its keyword, and return the functions by name. Used for
+    functions that replace Python's own functions, so that Python's messages about wrong arguments
+    show the usual names.
     """
     for name, function in functions.items():
         function.__name__ = function.__qualname__ = name
@@ -152,8 +153,9 @@ def _loads(
 
 
 def _wraps(wrapped: Any) -> Callable[[Any], Any]:
-    """Implement `functools.wraps` for functions of the program. It copies only three attributes.
-    Python's own function copies any attributes that the caller names.
+    """Implement `functools.wraps` for functions of the program: copy three fixed attributes from
+    `wrapped`. Python's own function is not used, because it copies any attributes that the caller
+    names.
     """
 
     def decorate(function: Any) -> Any:
@@ -297,10 +299,10 @@ FINDER = "_find_module_"
 
 
 class ModuleFinder:
-    """The modules of one program. Each module is created when the program imports it.
+    """Finds the modules that one program imports. Each module is created at its first import.
 
-    Creating them in advance would add references to hundreds of objects, which would copy many
-    memory pages into every child.
+    If all modules were created in advance, hundreds of objects would get new references. This would
+    change their memory pages, which would then be copied for every child.
     """
 
     def __init__(self, made: Mapping[str, Mapping[str, Any]]) -> None:
@@ -308,8 +310,8 @@ class ModuleFinder:
         self._found: dict[str, Module] = {}
 
     def find(self, name: str) -> Module:
-        """Return the module with this name, or an empty module if the import table has no such
-        module.
+        """Return the module `name` with the members that programs may use. Return an empty module
+        if programs may not import this module.
         """
         if name not in self._found:
             members = _STATIC.get(name, {})
@@ -322,8 +324,9 @@ class ModuleFinder:
 def import_module(name: Any, namespace: Any = None, *_: Any, **__: Any) -> Module:
     """Implement `__import__` for programs: look up the module `name`, without importing anything.
 
-    Python's C code also calls this function for modules that it needs itself (`_strptime`). It then
-    takes such a module from `sys.modules`, so this function can return an empty module.
+    Python's C code also calls this function, for modules that it needs itself, such as `_strptime`.
+    Afterwards, it takes the real module from `sys.modules`. So for such a call, it does not matter
+    that this function returns an empty module.
     """
     finder = namespace.get(FINDER) if type(namespace) is dict else None
     if type(finder) is not ModuleFinder or type(name) is not str:

@@ -109,11 +109,12 @@ _SAID = {
 
 
 class Refused(BaseException):
-    """The program used something that the tables do not allow. The message says what it was.
+    """The program used a syntax node, name or object that programs may not use. The message says
+    which.
 
     This is not an `Exception`, and programs have no name for its base classes, so a program cannot
     catch it with `except`. But a program can swallow it with `finally: return`. So the guards
-    remember each refusal, and `restricted` asks them for it at the end of the run.
+    remember each refusal, and the module `restricted` looks for it at the end of the run.
     """
 
 
@@ -407,8 +408,9 @@ def compile_program(tree: ast.Module) -> CodeType:
 
 
 class ProgramPolicy(RestrictingNodeTransformer):
-    """RestrictedPython's policy. The methods below allow more than it does. It is only used on
-    trees that `check` has accepted.
+    """RestrictedPython's policy, which rewrites the syntax tree of a program so that guards are
+    called. The methods below allow more than the original policy allows. Used only for trees that
+    `check` has accepted.
     """
 
     def check_name(self, node: Any, name: str | None, allow_magic_methods: bool = False) -> None:
@@ -420,8 +422,8 @@ class ProgramPolicy(RestrictingNodeTransformer):
         super().check_name(node, name, allow_magic_methods)
 
     def visit_Module(self, node: ast.Module) -> Any:
-        """If the last statement is an expression, assign its value to `VALUE`, which the program
-        cannot write.
+        """If the last statement is an expression, assign its value to the variable `VALUE`, whose
+        name no program can use.
         """
         visited: ast.Module = super().visit_Module(node)  # type: ignore[assignment]
         last = visited.body[-1] if visited.body else None
@@ -438,16 +440,16 @@ class ProgramPolicy(RestrictingNodeTransformer):
         return super().visit_Name(node)
 
     def visit_Attribute(self, node: ast.Attribute) -> Any:
-        """Allow reading `__name__` and `__init__`. For each of them, there is a guard that reads
-        only this attribute.
-        """
+        """Allow reading `__name__` and `__init__`. Each of the two is read by its own guard."""
         guard = {"__name__": "_name_of_", "__init__": "_super_init_"}.get(node.attr)
         if guard is None or not isinstance(node.ctx, ast.Load):
             return super().visit_Attribute(node)
         return _guarded(node, guard, self.visit(node.value))
 
     def visit_AugAssign(self, node: ast.AugAssign) -> Any:
-        """Allow `+=` and similar statements for items and attributes, which guards then execute."""
+        """Allow `+=` and similar statements for items and attributes. Such a statement is replaced
+        by a call of the guard that executes it.
+        """
         target, operation = node.target, ast.Constant(IOPERATOR_TO_STR[type(node.op)])
         if isinstance(target, ast.Name):
             return super().visit_AugAssign(node)
@@ -468,8 +470,9 @@ class ProgramPolicy(RestrictingNodeTransformer):
         return node
 
     def visit_ClassDef(self, node: ast.ClassDef) -> Any:
-        """Give the class statement in the tree that RestrictedPython's policy returns its position
-        in the source again, so that tracebacks show the right line.
+        """Transform a class statement as RestrictedPython does, and then copy the position in the
+        source to the transformed statement. RestrictedPython does not copy it, but tracebacks need
+        it to show the right line.
         """
         visited: ast.ClassDef = super().visit_ClassDef(node)  # type: ignore[assignment]
         copy_locations(visited, node)

@@ -17,8 +17,8 @@ from fumehood.guest.process.zygote import run_child, run_probe
 
 
 def preload(config: dict[str, Any]) -> Callable[[int], None]:
-    """Load everything that the programs need. Return a function that must be called in each child,
-    with the supervisor's process id as its argument.
+    """Load the calculator and restricted Python in the zygote. Return a function that each child
+    must call first, with the supervisor's process id as its argument. `config` is not used.
     """
     filter_program = build_interpreter_filter()
     programs = {

@@ -53,7 +53,9 @@ _BLOCKS = ("body", "orelse", "finalbody", "handlers")
 
 
 def run(request: dict[str, Any]) -> dict[str, Any]:
-    """Run the program in a request, `{arguments: {code}, output_bytes}`, and return the reply."""
+    """Run the program in a request, and return the reply: `{result}` or `{error}`. A request is
+    `{arguments: {code}, output_bytes}`.
+    """
     return Run(request["arguments"]["code"], request["output_bytes"]).reply()
 
 
@@ -75,11 +77,11 @@ def preload() -> None:
 
 
 def compile_checked(code: str) -> CodeType:
-    """Check a program with all tables, and compile it.
+    """Compile a program, after checking that its syntax, its imports and its names are allowed.
 
     Raises:
         SyntaxError: the program is not valid Python.
-        Refused: a table or RestrictedPython refused the program.
+        Refused: one of these checks or RestrictedPython refused the program.
     """
     try:
         tree = ast.parse(code)
@@ -94,12 +96,12 @@ def compile_checked(code: str) -> CodeType:
 
 
 def simplify(tree: ast.Module) -> ast.Module:
-    """Remove annotations and `from __future__` from a program, and narrow bare `except:`. Return
-    `tree`.
+    """Remove annotations and `from __future__` from a program, and replace each bare `except:` by
+    `except Exception:`. Return `tree`, which is changed in place.
 
-    Annotations are never evaluated. A bare `except:` becomes `except Exception:`, so that it cannot
-    catch the sandbox's own exceptions. Only statements are visited, because expressions contain
-    none of these constructs. Nothing is added that the tables would refuse.
+    Annotations can be removed because they are never evaluated. A bare `except:` is replaced
+    because it could catch the sandbox's own exceptions. Only statements are visited, because
+    expressions contain none of these constructs. The new statements are all allowed in programs.
     """
     waiting: list[ast.AST] = [tree]
     while waiting:
@@ -448,8 +450,8 @@ def describe(fault: BaseException, code: str) -> dict[str, Any]:
 
 
 def last_line(fault: BaseException) -> str:
-    """Return the number of the program's line in which an exception was raised, as " (line N)". If
-    the line is unknown, return "". `fault` is the exception.
+    """Return the line of the program in which the exception `fault` was raised, as " (line N)".
+    Return "" if the line is unknown.
     """
     lines = [line for frame, line in traceback.walk_tb(fault.__traceback__) if _is_programs(frame)]
     return f" (line {lines[-1]})" if lines else ""

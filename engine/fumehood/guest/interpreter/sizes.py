@@ -38,8 +38,8 @@ def checked(value: Any) -> Any:
 
 
 def check_literals(nodes: Iterable[ast.AST]) -> None:
-    """Check the size of the number literals among `nodes`, because Python does not limit
-    hexadecimal ones.
+    """Check the size of the number literals among `nodes`. Python itself limits only decimal
+    literals, but not hexadecimal, octal and binary ones.
 
     Raises:
         TooLarge: a literal has more than 4,300 digits.

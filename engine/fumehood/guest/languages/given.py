@@ -21,13 +21,15 @@ from fumehood.guest.core.modules import modules_of
 
 
 class Maker(Protocol):
-    """Creates one module, separately for each program of a main module."""
+    """Creates one kind of module that the guest provides to programs, such as `tools`. Each program
+    gets a new module.
+    """
 
     def make(self, sent: Any, writing: threading.Lock) -> ModuleType:
-        """Return the module that a program can import. The program is about to start.
+        """Return the module for a program that is about to start. The program can import it.
 
         `sent` is what the host sent for the module. The module's functions hold the lock `writing`
-        while they write a frame to the reply pipe.
+        while they write a message to the reply pipe.
         """
 
     def close(self) -> None:
@@ -40,7 +42,9 @@ _MODULES = modules_of(given)
 
 
 class GivenModules:
-    """The given modules of the programs in one main module."""
+    """Provides programs with the modules that the guest creates for them, such as `tools`. One
+    object serves all programs that run in a process, one after the other.
+    """
 
     def __init__(self) -> None:
         self._makers: dict[str, Maker] = {}
@@ -49,8 +53,9 @@ class GivenModules:
         """Id of the process whose program has given modules now, or 0 if no program has any."""
 
     def give(self, arguments: Mapping[str, Any]) -> None:
-        """Create the modules of the next program from its arguments. Remove the modules that only
-        the previous program had.
+        """Create the modules of the next program. `arguments` are the arguments of its call: the
+        program gets a module if there is an argument with the module's name. Modules that only an
+        earlier program had are removed.
         """
         self._writing = threading.Lock()  # a thread of the last program may hold the old lock
         for name, module in _MODULES.items():

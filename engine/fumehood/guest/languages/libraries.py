@@ -26,7 +26,9 @@ Around = Callable[[], AbstractContextManager[object]]
 
 
 class Results(Protocol):
-    """What the programs of one main module make with a library."""
+    """Collects what programs produce with one library, such as figures, and stores it, so that it
+    is sent to the host.
+    """
 
     notes: list[str]
     """What is missing in the last run's results, and why."""
@@ -35,11 +37,15 @@ class Results(Protocol):
         """Prepare for the next run."""
 
     def take(self) -> None:
-        """Store what the run has made. Raises MemoryError, with what needed the memory."""
+        """Store what the run has produced. Raises MemoryError if the memory is not enough. The
+        message says what needed it.
+        """
 
 
 class Library(Protocol):
-    """A module that supports one library."""
+    """The interface of a module in `fumehood.guest.libraries`. Such a module sets up one library,
+    and collects what programs produce with this library.
+    """
 
     AROUND: Mapping[str, Around]
     """Name of a module → what surrounds a program's own import of the module."""
@@ -52,7 +58,9 @@ class Library(Protocol):
 
 
 def late_modules() -> LateModules:
-    """Return this process's `LateModules`, which is installed at the first call."""
+    """Return the only `LateModules` of this process. At the first call, create it and add it to
+    Python's import finders.
+    """
     for finder in sys.meta_path:
         if isinstance(finder, LateModules):
             return finder
@@ -61,7 +69,10 @@ def late_modules() -> LateModules:
 
 
 class LateModules:
-    """An import finder that wraps the loading of modules. `around` is name → context manager."""
+    """An import finder that runs code before and after a module is loaded. `around` maps the name
+    of a module to a function that returns a context manager. The module is loaded inside this
+    context.
+    """
 
     def __init__(self) -> None:
         self.around: dict[str, Around] = {}
@@ -69,7 +80,9 @@ class LateModules:
     def find_spec(
         self, name: str, path: object = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Return the spec of a module in `around`, with its loader wrapped, or None for others."""
+        """Return the spec of the module `name` if it is in `around`, otherwise None. The spec's
+        loader loads the module inside the context from `around`.
+        """
         around = self.around.get(name)
         spec = PathFinder.find_spec(name, path, target) if around is not None else None  # type: ignore[arg-type]
         if around is None or spec is None or spec.loader is None:

@@ -70,7 +70,10 @@ Report = Callable[[float, str], None]
 
 
 def preload(modules: Sequence[str] = ()) -> None:
-    """Load `PRELOADED` and the image's `modules`, and set up the built-in names and pandas."""
+    """Load common modules (`PRELOADED`) and the image's `modules`, so that all children share them.
+    Add the built-in names that Python lacks without the module `site`, and set up pandas if it was
+    loaded.
+    """
     for library in LIBRARIES:
         library.preload(modules)
     for name in (*PRELOADED, *modules):
@@ -81,8 +84,8 @@ def preload(modules: Sequence[str] = ()) -> None:
 
 
 def expect_late() -> None:
-    """If a program itself imports a library that `preload` sets up, such as pandas, set up the
-    library during the import.
+    """Arrange that a library, such as pandas, is set up when a program itself imports it. This is
+    needed for the libraries that `preload` has not loaded.
     """
     late = late_modules()
     for library in LIBRARIES:
@@ -148,7 +151,8 @@ def get_ready() -> None:
 
 
 class Program:
-    """A main module, and the programs that run in it one after the other.
+    """Runs programs in one main module, one after the other, so that a program can use the names of
+    earlier programs.
 
     Call `get_ready` first. `memory_bytes` bounds the size of figures that are saved as files. Each
     call of `progress()` in a program is passed to `report`.
@@ -166,8 +170,9 @@ class Program:
         self._given = GivenModules()
 
     def run(self, code: str, arguments: Mapping[str, Any] | None = None) -> tuple[int, Claim]:
-        """Run one program, with the given modules for which `arguments` contains an argument.
-        Returns the program's exit code and claim. Threads of the program may still be running.
+        """Run the program `code`, and return its exit code and its claim. Threads of the program
+        may still be running. The program can import a module that the guest provides, such as
+        `tools`, if `arguments` has an argument with the module's name.
         """
         self._programs += 1
         self._code = code
@@ -199,8 +204,8 @@ class Program:
         self._given.close()
 
     def pause(self) -> None:
-        """Prepare for another process to continue the session: wait for all threads except daemon
-        threads, and flush the program's files.
+        """Wait for all threads except daemon threads, and flush the program's files. Called before
+        this process is copied, because the copy may run the session's next program.
         """
         for step in (_join_threads, _flush_files):
             try:
@@ -312,9 +317,9 @@ def _execute(code: str, names: dict[str, Any], filename: str) -> Any:
 
 
 def _event_loop() -> Any:
-    """Return the event loop runner of a program with a top-level `await`. The loop ends with the
-    program, because the session's next program runs in another process. The loop then cancels all
-    tasks that still run.
+    """Return a runner with a new event loop, for a program with a top-level `await`. The loop ends
+    with the program, and then cancels all tasks that still run. It is not kept for the session's
+    next program, because another process runs that program.
     """
     import asyncio
 
@@ -422,8 +427,9 @@ def _flush_streams() -> None:
 
 
 def _let_go(names: dict[str, Any]) -> None:
-    """Release the program's objects, because archives and similar objects write their last bytes
-    when they are released.
+    """Set all names of the program to None, so that its objects are released. Some objects, such as
+    open archives, write their last bytes only then. If a daemon thread still runs, do nothing,
+    because the thread may use the names.
     """
     if len(sys._current_frames()) > 1:
         return  # a daemon thread would continue with names that are None
@@ -484,7 +490,9 @@ TOO_LARGE = (
 
 
 class NoValue:
-    """Marks a program that does not end with an expression."""
+    """The value of a program that does not end with an expression. The class itself is used as this
+    value, and has no instances.
+    """
 
 
 def success(value: Any) -> Claim:
@@ -536,8 +544,8 @@ def shortened(text: str, most: int) -> str:
 
 
 def _end_of(text: str, most: int) -> str:
-    """Return the last `most` characters of a text. If they begin within a word or a private key,
-    the rest of that word or key is left out.
+    """Return the last `most` characters of a text. If they begin in the middle of a word or of a
+    private key, this first part of a word or key is left out.
     """
     at = len(text) - most
     begins = text.rfind(KEY_BEGINS, 0, at + len(KEY_BEGINS))
@@ -582,7 +590,9 @@ def plain_table(value: Any) -> Any:
 
 
 def _require_room(table: Any) -> None:
-    """Raise TooLarge if a table cannot fit an answer, before its slow conversion."""
+    """Raise TooLarge if a table has too many cells for an answer. Checked before the table is
+    converted, because the conversion is slow.
+    """
     if table.size * LEAST_CELL_BYTES > MAX_RECORDS_BYTES:
         raise TooLarge
 
@@ -606,8 +616,9 @@ def _records(table: Any, pandas: Any) -> list[dict[str, Any]]:
 
 
 def _cell(cell: Any, pandas: Any) -> Any:
-    """Return a cell as JSON: missing values as None, times and durations in ISO 8601. Raises
-    NoTable."""
+    """Return a table's cell as JSON: missing values as None, times and durations in ISO 8601.
+    Raises NoTable if JSON cannot hold the cell exactly.
+    """
     if cell is None or cell is pandas.NaT or cell is pandas.NA:
         return None
     kind = type(cell)

@@ -41,7 +41,10 @@ def become_bash(command: str | None, argv: list[str] | None = None) -> NoReturn:
 
 
 def arguments_of_bash(command: str) -> tuple[list[str], tuple[int, ...]]:
-    """Return the arguments with which bash runs a command, and the descriptors that bash needs."""
+    """Return the arguments with which bash runs `command`, and the descriptors that bash must
+    inherit. A long command is written to an anonymous file, whose descriptor is the only one in the
+    second tuple. Otherwise, that tuple is empty.
+    """
     if len(command.encode("utf-8")) <= MAX_ARGUMENT_BYTES:
         return ["bash", "-c", "--", command], ()
     script = memory_file("command", command.encode("utf-8"))
@@ -69,7 +72,8 @@ HARNESS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "javascript.j
 
 
 def become_node(request: int, memory_bytes: int) -> NoReturn:
-    """Replace this process by Node, which waits for its request on the descriptor `request`.
+    """Replace this process by Node, which waits for its request on the descriptor `request`. Node's
+    heap limit is computed from `memory_bytes`, the memory limit of the run.
 
     Raises SetUpFailed if this image has no Node.
     """

@@ -32,9 +32,9 @@ MARGIN_INCHES = 0.1
 
 
 class Results:
-    """Saves the figures of the programs in one main module. Each run's figures are numbered in the
-    order in which they are taken. `pyplot.show()` saves and closes all open figures, as in a
-    notebook.
+    """Saves the pyplot figures of programs as files. A program's call of `pyplot.show()` saves and
+    closes all open figures. The figures of each run are numbered in the order in which they are
+    saved.
     """
 
     def __init__(self, memory_bytes: int) -> None:
@@ -147,9 +147,10 @@ Japanese and Korean; Devanagari.
 
 @contextmanager
 def fallback_found_late() -> Iterator[None]:
-    """Wrap the loading of Matplotlib's font manager, so that texts in every font fall back to
-    `FALLBACK`. Matplotlib's settings cannot be used for this, because styles and seaborn's themes
-    replace `font.family`.
+    """Inside this context, Matplotlib's font manager must be loaded. When the context is left,
+    change the font manager: if a text's font lacks a character, the fonts in `FALLBACK` are used
+    for it. Matplotlib's settings cannot do this, because styles and seaborn's themes replace
+    `font.family`.
     """
     yield
     fonts: Any = sys.modules["matplotlib.font_manager"]
@@ -171,7 +172,9 @@ def fallback_found_late() -> Iterator[None]:
 
 @contextmanager
 def fonts_found_late() -> Iterator[None]:
-    """Wrap a program's own import of Matplotlib, so that it finds the image's fonts."""
+    """Make Matplotlib find the image's fonts if it is loaded inside this context. Used when a
+    program itself imports Matplotlib.
+    """
     if not os.path.isdir(FONTS):
         yield
         return

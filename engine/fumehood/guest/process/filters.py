@@ -122,10 +122,11 @@ JAIL_CONDITIONAL: Rules = MappingProxyType(
 
 
 def build_jail_filter(machine: str | None = None) -> bytes:
-    """Return the filter that a child of the jail installs before it reads its request.
+    """Return the system-call filter that a child of the jail installs before it reads its request.
+    `machine` is the architecture. None means the machine that runs this code.
 
     Raises:
-        OSError: this machine's architecture is not supported.
+        OSError: the architecture is not supported.
     """
     rules = {
         **{name: [seccomp.allow()] for name in (*JAIL_ALLOWED, *UNTIL_NARROWED)},
@@ -136,6 +137,9 @@ def build_jail_filter(machine: str | None = None) -> bytes:
 
 
 def build_second_filter(machine: str | None = None) -> bytes:
-    """Return the filter that a child of the jail adds after it has restricted its file access."""
+    """Return the second system-call filter of a child of the jail, which the child installs after
+    it has restricted its file access. `machine` is the architecture. None means the machine that
+    runs this code.
+    """
     rules = {name: [seccomp.kill()] for name in (*UNTIL_NARROWED, "seccomp")}
     return seccomp.build(machine, rules, seccomp.allow())

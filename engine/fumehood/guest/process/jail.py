@@ -70,7 +70,9 @@ def preload(config: dict[str, Any]) -> Callable[[int], None]:
 
 
 class _FunctionProgram:
-    """The program `function`. Its request is `{module, name, import_path, pickled, arguments}`.
+    """The program `function`, which calls one function of a tool. Its request is `{module, name,
+    import_path, pickled, arguments}`. `pickled` is the function itself as a pickle, or empty if the
+    function is imported by its name.
 
     If the request also contains `stream`, the function yields its result in parts.
     """
@@ -119,7 +121,9 @@ def _tell_part(text: str) -> None:
 
 
 def _warm_up() -> None:
-    """Touch the memory pages that every function needs, before a call waits for them."""
+    """Touch the memory pages that every function needs. A child does this before it gets its
+    request, so that no call waits for it.
+    """
     os.environ.update(ENVIRONMENT)
     asyncio.run(asyncio.sleep(0))
 

@@ -65,8 +65,8 @@ ZYGOTE_GONE = "the zygote is gone"
 
 @dataclass
 class Run:
-    """A run of a call. `killed_for` is the supervisor's own reason for killing the child, or None.
-    This reason overrides every other ending.
+    """A run of a call. If the supervisor has killed the child, `killed_for` is the reason, such as
+    "wall_time". The run is then reported with this ending, whatever else was observed.
     """
 
     id: int
@@ -84,7 +84,9 @@ class Run:
 
 @dataclass
 class Checkout:
-    """A child that the host has checked out and exchanges messages with directly."""
+    """The host's request to use a child directly, and the child's limits. The host gets the child's
+    pipes, and exchanges messages with the child without the supervisor.
+    """
 
     id: int
     memory_bytes: int
@@ -137,7 +139,9 @@ class SelfTest:
         self._held: dict[str, bool] = {}
 
     def runs(self) -> Iterator[Run]:
-        """Yield each probe as a run with a negative id."""
+        """Yield a run for each probe, which is a program that attacks one defence. The runs have
+        negative ids, so they are distinct from the host's runs.
+        """
         for number, (probe, _, _) in enumerate(self._rows):
             wall_s = PROBE_WALL_S if probe == "spin" else PROBE_DEADLINE_S
             yield Run(
@@ -183,7 +187,10 @@ class Child:
 
 
 def supervise(config: dict[str, Any], handover_fd: int) -> None:
-    """Run a guest on descriptors 0 and 1 until the host closes the channel."""
+    """Run a guest until the host closes the channel. The channel is this process's standard input
+    and output. Through the Unix socket `handover_fd`, the host gets the pipes of children that it
+    uses directly.
+    """
     kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)
     kernel.prctl(kernel.PR_SET_DUMPABLE, 0)
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -343,7 +350,9 @@ class Supervisor:
         self._flush(child)
 
     def _check_out(self, child: Child, checkout: Checkout) -> None:
-        """Set a child's limits and send its pipes to the host."""
+        """Give a child to the host, which uses the child directly: set the child's limits, and send
+        its pipes to the host. If the limits cannot be set, the checkout waits for another child.
+        """
         if self._limit(child, checkout.memory_bytes, checkout.cpu_s) is None:
             self._waiting.appendleft(checkout)
             return
@@ -503,7 +512,9 @@ class Supervisor:
             self._on_reply(child, message, child.decoder.last_size)
 
     def _pass_on_parts(self, run: Run) -> None:
-        """Forward all received parts in one frame, because a child can send very small parts."""
+        """Forward all parts of the run's result that were received, but not yet forwarded. All of
+        them are sent in one frame, because a child can send very small parts.
+        """
         parts, run.parts = run.parts, []
         if parts and run.killed_for is None:
             self._tell_host({"op": "part", "id": run.id, "text": "".join(parts)})
@@ -594,8 +605,10 @@ class Supervisor:
             self._report_death(child.checkout, ended.status, ended.cpu_ns / 1e6)
 
     def _report_death(self, run: Run | Checkout, status: int, cpu_ms: float | None) -> None:
-        """Report a run or checkout whose child has died. For a checkout, `cpu_ms` is the child's
-        total CPU time."""
+        """Report a run or checkout whose child has died. `status` is the child's exit status.
+        `cpu_ms` is the CPU time that the run has used or, for a checkout, the child's total CPU
+        time.
+        """
         exit_code, signal_number = decode_status(status)
         self._report(
             run,

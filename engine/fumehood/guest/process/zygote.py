@@ -69,9 +69,13 @@ def run_child(
     open_files: int = 0,
     hide_files: Callable[[], None] = lambda: None,
 ) -> None:
-    """Seal this process, and then answer requests until the supervisor closes the pipe.
+    """Give up all rights of this process, and then answer requests until the supervisor closes the
+    pipe.
 
-    `open_files` and `hide_files` are for the jail, whose filter allows reading files.
+    `programs` has the functions that answer requests, by name. `warm_up` touches the memory pages
+    that they need, and `filter_program` is the system-call filter. Only the jail, whose filter
+    allows reading files, sets the last two parameters: descriptors get numbers below `open_files`,
+    and `hide_files` restricts the access to files.
     """
     try:
         seal(supervisor_pid, warm_up, filter_program, open_files, hide_files)
@@ -88,8 +92,9 @@ def seal(
     open_files: int,
     hide_files: Callable[[], None],
 ) -> None:
-    """Give up all rights. The order matters, because a step may use rights that a later step gives
-    up. The supervisor checks from outside whether a child is sealed.
+    """Give up all rights of this process, in a fixed order, because a step may use rights that a
+    later step gives up. The supervisor checks from outside whether the process is sealed, which
+    means that it has no rights left. The parameters are those of `run_child`.
 
     The zygote has already given up its capabilities, environment and directory. `random` reseeds
     itself after a fork.
@@ -110,7 +115,9 @@ def seal(
 
 
 def serve(programs: Mapping[str, Program]) -> None:
-    """Answer requests until the request pipe is closed, and then exit."""
+    """Answer requests until the request pipe is closed, and then exit. `programs` has the functions
+    that answer requests, by name.
+    """
     decoder = framing.Decoder(framing.MAX_REQUEST_BYTES)
     while chunk := os.read(REQUEST_FD, CHUNK_BYTES):
         for request in decoder.feed(chunk):
@@ -132,8 +139,8 @@ PID = struct.Struct("!i")
 
 
 def run_zygote(orders: socket.socket, config: dict[str, Any]) -> None:
-    """Load the programs, and then fork one child per order until the supervisor closes the
-    socket.
+    """Load the programs that `config` names, and then fork one child for each order. End when the
+    supervisor closes the socket `orders`.
     """
     kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
     kernel.prctl(kernel.PR_SET_DUMPABLE, 0)
@@ -174,14 +181,16 @@ def preload(config: dict[str, Any]) -> Callable[[int], None]:
 
 
 def order_child(orders: socket.socket, request_fd: int, reply_fd: int) -> None:
-    """Order a child from the zygote, with these ends of the child's pipes. Called by the
-    supervisor.
+    """Send the zygote the order to fork a child, through the socket `orders`. `request_fd` and
+    `reply_fd` are the child's ends of its pipes. Called by the supervisor.
     """
     socket.send_fds(orders, [FORK], [request_fd, reply_fd])
 
 
 def run_probe(request: dict[str, Any]) -> dict[str, Any]:
-    """Run the probe that the request names. A reply means that the child has survived the probe."""
+    """Run the probe that the request names. A probe is a small program that attacks one defence of
+    the sandbox, such as the memory limit. A reply means that the child has survived the probe.
+    """
     return {"result": {"outcome": _PROBES[request["arguments"]["probe"]]()}}
 
 

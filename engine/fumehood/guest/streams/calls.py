@@ -28,7 +28,7 @@ class End(streams.End):
     """Forwards the tool calls of the current run's program, if the program may call tools."""
 
     def begin(self, run: Run, told: str) -> None:
-        """Count the run's calls from zero on. `told` is the host's text for this stream."""
+        """Start to count the tool calls of `run` at zero. `told` is not used."""
         self._calls = 0
         self._answer = Joiner()
 
@@ -63,8 +63,9 @@ class End(streams.End):
         return True
 
     def on_garbage(self, run: Run) -> None:
-        """End the program of `run`, because otherwise it would wait for answers until its time
-        limit.
+        """End the program of `run`, which has sent an invalid message. Otherwise, it would wait for
+        answers to its tool calls until its time limit, because none of its messages is read any
+        more.
         """
         if is_running(run):
             self.place.stop(run, "policy")

@@ -17,10 +17,14 @@ from fumehood.protocol.streams import StreamFrame
 
 
 class End(streams.End):
-    """Feeds bytes to the current run's program, if the host has opened a feed."""
+    """Passes bytes from the host to the current run's program, if the host has said at the start of
+    the run that it will send bytes.
+    """
 
     def begin(self, run: Run, told: str) -> None:
-        """Allow the host to send as many bytes as `told`, a number in decimal digits, says."""
+        """Allow the host to send as many bytes as `told` says. `told` is a number in decimal
+        digits.
+        """
         assert run.child is not None
         self._window = int(told)
         self._fed_bytes = 0
@@ -36,8 +40,9 @@ class End(streams.End):
             self.place.write(run, data)
 
     def on_written(self, run: Run) -> None:
-        """Report to the host how many of the bytes that it has fed were written to the program. A
-        small number is reported only when no fed bytes are left to write.
+        """Report to the host how many of its bytes were written to the program since the last
+        report, so that it sends as many new bytes. While other bytes still wait, report only a
+        number of at least a quarter of the host's window.
         """
         taken_bytes = self._fed_bytes - min(self._fed_bytes, len(run.request))
         if taken_bytes and (not run.request or taken_bytes >= self._window // 4):

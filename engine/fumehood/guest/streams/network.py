@@ -54,8 +54,8 @@ class Relay(Connections):
         self.close()
 
     def turn_away(self) -> None:
-        """Close the connections that were not accepted yet, because a program of an earlier run
-        made them.
+        """Close the connections that are not accepted yet, because a program of an earlier run has
+        opened them.
         """
         for _ in range(2 * BACKLOG):  # no more of them can wait
             accepted = self._accepted()
@@ -89,7 +89,9 @@ class End(streams.End):
         self._relay = Relay(kind, place.host, place.selector)
 
     def begin(self, run: Run, told: str) -> None:
-        """Relay the run's connections. `told` contains the certificates to trust, in PEM."""
+        """Relay the connections of `run` to the gateway from now on. `told` contains the
+        certificates that clients should trust, in PEM.
+        """
         self._relay.begin(run.id, told)
 
     def on_frame(self, run: Run | None, frame: StreamFrame) -> None:

@@ -37,8 +37,8 @@ class Ports(Connections):
         super().close()
 
     def on_segment(self, segment: Segment) -> None:
-        """Process a segment of a connection from the host. Each segment `OPEN` is answered exactly
-        once, with `OPENED` or `CLOSED`.
+        """Process a segment, a message from the host about one connection. Each segment `OPEN`,
+        which asks for a new connection, is answered exactly once, with `OPENED` or `CLOSED`.
         """
         if segment.step == OPEN:
             port = int.from_bytes(segment.data, "big")
@@ -54,8 +54,9 @@ class Ports(Connections):
     def _connect(
         self, number: int, port: int, places: list[tuple[socket.AddressFamily, str]]
     ) -> None:
-        """Connect to `port` at the first of `places` that accepts the connection, without blocking.
-        Each place is an address family and an address. `number` is the number of the connection.
+        """Connect to `port` on one of the addresses in `places`, without blocking. The addresses
+        are tried in order until one accepts the connection. Each address comes with its address
+        family. `number` is the number of the connection.
         """
         while places:
             family, address = places.pop(0)
@@ -101,14 +102,16 @@ class Ports(Connections):
 
 
 class End(streams.End):
-    """Serves the host's connections to ports in a session's container."""
+    """Passes data between the host and ports in a session's container, over connections that the
+    host asks for.
+    """
 
     def __init__(self, kind: str, place: streams.Place) -> None:
         super().__init__(kind, place)
         self._ports = Ports(kind, place.host, place.selector)
 
     def on_frame(self, run: Run | None, frame: StreamFrame) -> None:
-        """Process a frame from the host for one of its connections."""
+        """Process a frame from the host that belongs to a connection to a port."""
         self._ports.on_frame(frame)
 
     def leave(self) -> None:

@@ -34,8 +34,8 @@ SAID_BYTES = 2000
 
 
 class ContainerProgram:
-    """The standard streams of a program in a container. `stop` removes the container. `said` is the
-    end of the program's standard error.
+    """The standard streams of a program in a container. `said` is the last part of what the program
+    has written to standard error.
     """
 
     def __init__(self, attached: AttachedProgram) -> None:
@@ -66,7 +66,8 @@ class ContainerProgram:
     async def write(self, data: bytes) -> None:
         """Write to the program's standard input.
 
-        Raises OSError if the input is closed, or if the program has left too much of it unread.
+        Raises OSError if the input is closed, or if the program has left too much of its input
+        unread.
         """
         if self._writer.transport.get_write_buffer_size() > len(data) + MAX_UNREAD_BYTES:
             raise BlockingIOError("it reads nothing")
@@ -74,8 +75,8 @@ class ContainerProgram:
         await self._writer.drain()
 
     def send(self, frame: bytes) -> None:
-        """Send a frame to the front in the container. If the front has left too much unread,
-        disconnect it.
+        """Send a frame to the front, which is the process in the container that runs the program
+        and connects it to the gateway. If the front has left too much unread, disconnect the front.
         """
         if self._writer.transport.get_write_buffer_size() > MAX_UNREAD_BYTES:
             self.disconnect()
@@ -92,10 +93,11 @@ class ContainerProgram:
 
 
 class NetworkedProgram:
-    """The standard streams of a program that a front runs.
+    """The standard streams of a program in a container that may use the network.
 
-    The front also carries the program's connections to the gateway, in a second stream with the
-    name `network`.
+    A front runs the program: it is a process in the container that exchanges two streams with the
+    host. One stream carries the program's standard input and output. The other, `network`, carries
+    the program's connections to the gateway.
     """
 
     def __init__(self, program: ContainerProgram, stream: Stream[StreamEnd]) -> None:
@@ -131,7 +133,7 @@ class NetworkedProgram:
     async def write(self, data: bytes) -> None:
         """Write to the program's standard input.
 
-        Raises OSError if the program has left too much of it unread.
+        Raises OSError if the program has left too much of its input unread.
         """
         if self._unsent > MAX_UNREAD_BYTES:
             raise BlockingIOError(errno.EAGAIN, "it reads nothing")
@@ -150,15 +152,15 @@ class NetworkedProgram:
             end.close()
 
     def _on_streams(self, connection: Connection) -> None:
-        """Use `connection`, the first connection of the stream `STANDARD`, for the program's
-        standard input and output.
+        """Use `connection` for the program's standard input and output. It is the only connection
+        of the stream `STANDARD`.
         """
         self._streams = connection
         self._are_open.set()
 
     async def _pump(self) -> None:
-        """Process the frames of the front, until they end or one of them is invalid. Then close all
-        connections.
+        """Process the frames that the front (the process that runs the program) sends. When the
+        frames end or a frame is invalid, close all connections.
         """
         try:
             while chunk := await self._program.read():
@@ -186,8 +188,8 @@ class NetworkedProgram:
 
 @dataclass(frozen=True, slots=True)
 class _Port:
-    """Sends the frames of one stream to a front. Unlike other ports it belongs to no run, so it has
-    no clock that could be paused.
+    """Sends the frames of the stream `kind` to the front, which is the process in the container
+    that runs the program.
     """
 
     program: ContainerProgram
@@ -202,5 +204,5 @@ class _Port:
         """Do nothing, because the program has no time limit."""
 
     def refuse(self, why: str) -> None:
-        """Disconnect the front."""
+        """Disconnect the front, which has violated the protocol. The reason `why` is not used."""
         self.program.disconnect()

@@ -213,11 +213,12 @@ class McpServer:
                 redactor.learn(value.get_secret_value())
 
     def shown(self, tool: str) -> JsonObject:
-        """Return a description for approvers of the server, with the server's own name of the tool
-        `tool`.
+        """Return a description of the server for approvers of a call. It contains the server's own
+        name of the tool `tool`.
 
-        It contains the names of environment variables and secrets, but never their values. In the
-        command, the values of secret variables and keys in well-known formats are redacted.
+        The description contains the names of environment variables and secrets, but never their
+        values. In the command, the values of secret variables and keys in well-known formats are
+        redacted.
         """
         given = self._settings
         called: JsonObject = {"server": self.name, "tool": self._own_names.get(tool, tool)}
@@ -232,15 +233,15 @@ class McpServer:
                 "network": list(given.network)}  # fmt: skip
 
     def bound(self) -> JsonObject:
-        """Return the configured command, to which approvals are bound. If the server has a URL,
-        return {}.
+        """Return the server's configured command. An approval of a call is valid only for this
+        command. If the server has a URL instead, return {}.
         """
         given = self._settings
         return {} if given.url is not None else {"command": list(given.command)}
 
     async def call(self, tool: str, arguments: JsonObject, request: Request) -> JsonObject:
-        """Call the tool `tool` of the server, and return the result. `request` is the request
-        object to use.
+        """Call the tool `tool` of the server, and return the result. `tool` is the engine's name of
+        the tool. `request` represents the call; its `attempt` records whether it was sent.
 
         Raises:
             SandboxUnavailable: the server is a program that does not run now, or no longer has the
@@ -266,8 +267,8 @@ class McpServer:
             raise NetworkError(f"The MCP server {self.name} ended {when} the call.") from None
 
     def used(self) -> list[Share]:
-        """Return the shares that parts of the engine add to the outcome of the call that has just
-        ended, such as a report on the server's requests.
+        """Return what parts of the engine add to the outcome of the call that has just ended, for
+        example a report on the server's network requests.
         """
         return self._around.used()
 

@@ -87,7 +87,7 @@ SETTINGS = {"mcp_servers": Setting(AllMcpServers, {})}
 
 
 def coming(config: KernelConfig) -> list[str]:
-    """Return a prefix for each server. The engine's names of all tools of the server begin with
-    it.
+    """Return one prefix for each configured MCP server. The engine's names of the server's tools
+    will begin with this prefix.
     """
     return [f"{name}{SEPARATOR}" for name in config.of("mcp_servers", dict) or {}]

@@ -556,7 +556,9 @@ class HttpWire(Wire):
             _retrieve(future)
 
     def _without_result(self, answer: UpstreamAnswer, waiting: Mapping[int, Request]) -> None:
-        """Process the whole body of an answer, because no result was found while it arrived.
+        """Process the whole body of an HTTP answer in which no result was found while the body
+        arrived. `waiting` maps the request's id to the request. Return if the body contains the
+        result.
 
         Raises:
             NetworkError, RpcError: the whole body contains no result either.
@@ -575,9 +577,9 @@ class HttpWire(Wire):
         raise RpcError(f"the status {answer.status} without a result")
 
     def _is_forgotten(self, answer: UpstreamAnswer, *, is_answered: bool) -> bool:
-        """Return whether the server refused a request because it does not know the session. It has
-        not processed the request then. `is_answered` says whether the answer contains a result or
-        an error.
+        """Return whether the server refused a request because it does not know the session. If so,
+        the server has not processed the request. `is_answered` says whether the answer contains a
+        result or an error.
         """
         if self._session is None or self.version == MODERN:
             return False

@@ -206,8 +206,8 @@ class McpServer:
         return encode_result(request_id, result)
 
     def take(self, message: JsonObject, client: Client) -> None:
-        """Process a message that needs no response: the cancellation of a request, or the answer to
-        a question. Other notifications and responses are ignored.
+        """Process a message that needs no response: a notification that cancels a request, or the
+        client's response to a question for its user. Other notifications and responses are ignored.
         """
         if message.get("method") == "notifications/cancelled":
             request_id = message.get("params", {}).get("requestId")
@@ -403,11 +403,13 @@ class McpServer:
         self, params: JsonObject, name: str, arguments: JsonObject, client: Client,
         exchange: Exchange,
     ) -> JsonObject:  # fmt: skip
-        """Return the result of a call that needed approval. If the call has not ended, the result
-        says that it still waits. The call is not run again.
+        """Return the result of a call that needed approval. The client repeats its request to get
+        this result. The repeated request contains the `requestState` that the client received,
+        which names the call. The call is not run again.
 
-        The client repeats its request for this, with the `requestState` that it received. It names
-        the call.
+        If the client's user has accepted to look for the approver's decision, wait for this
+        decision and the end of the call. If the call has not ended then, the result says that it
+        still waits.
         """
         call_id, _, digest = str(params["requestState"]).partition(".")
         if digest != _digest(name, arguments, client):
@@ -428,8 +430,9 @@ class McpServer:
         return result_of(await self._look(envelope, client, exchange) if is_accepted else envelope)
 
     async def _look(self, waiting: Envelope, client: Client, exchange: Exchange) -> Envelope:
-        """Wait up to `LOOK_S` seconds for an approver's decision on the call with the envelope
-        `waiting`. If the call was approved, also wait until it ends.
+        """Wait up to `LOOK_S` seconds for an approver's decision on a call. `waiting` is the
+        envelope that says that the call waits for approval. If the call was approved, also wait
+        until it ends.
 
         Return the envelope of the call's answer. If no approver has decided in time, return
         `waiting`.
@@ -601,8 +604,9 @@ def _is_underway(envelope: Envelope) -> bool:
 
 
 def _question(name: str, envelope: Envelope) -> JsonObject:
-    """Return the question that asks the client's user whether to look for the approver's decision
-    now. `name` is the tool, and `envelope` belongs to the call that waits.
+    """Return a question for the client's user: whether the server should now check if an approver
+    has decided. `name` is the name of the tool, and `envelope` belongs to the call that waits for
+    approval.
 
     The user's answer is never a decision on the call.
     """

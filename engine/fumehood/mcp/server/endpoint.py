@@ -82,7 +82,9 @@ Sender = tuple[str, bool, str]
 
 
 class McpQuery(Value):
-    """The query parameters of the address. They apply to all calls of a client."""
+    """The query parameters in the URL that an MCP client uses. They apply to all calls of the
+    client.
+    """
 
     agent_id: Id | None = None
     session_id: Id | None = None
@@ -161,10 +163,11 @@ class McpEndpoint:
     async def _with_own_session(
         self, sender: Sender, message: JsonObject, principal: Principal, query: McpQuery
     ) -> tuple[Sender, str]:
-        """Return the sender, and the id of the engine's session that belongs to this client alone.
+        """Return the client's `Sender` (version, ability to ask its user, MCP session) and the id
+        of the engine's session that belongs to this client alone.
 
-        The request `initialize` creates this session. From then on, the id of the MCP session
-        contains the id of the engine's session.
+        The request `initialize` creates the engine's session. From then on, the id of the MCP
+        session contains the id of the engine's session.
 
         Raises:
             RpcError: the client's protocol version has no sessions.
@@ -196,8 +199,8 @@ class McpEndpoint:
 
 
 class _Exchange:
-    """One HTTP request while it is answered: sends the messages before its response, sends the
-    response, and cancels it.
+    """One HTTP request while it is answered. It sends messages to the client before the response,
+    then the response. It can also cancel the request.
 
     The helper tasks of a request are not in a task group, because a task group would make every
     call slower by a tenth.
@@ -227,8 +230,8 @@ class _Exchange:
     def watch(self) -> None:
         """Cancel the request if the client disconnects.
 
-        The check begins after `WATCHED_AFTER_S` seconds. Most requests have ended by then, so they
-        need no task for it.
+        The task that detects this starts only after `WATCHED_AFTER_S` seconds. Most requests have
+        ended by then and never need the task.
         """
         loop = asyncio.get_running_loop()
         self._helpers.append(loop.call_later(WATCHED_AFTER_S, self._start, self._watch))
@@ -244,10 +247,10 @@ class _Exchange:
             self._task.cancel()
 
     def absorbs_cancellation(self) -> bool:
-        """Undo the cancellation of the task that `cancel` has caused.
+        """Undo the cancellation of the task that answers the request, if `cancel` has caused it.
 
-        Return True if the task can go on. Return False if it must end, because something else has
-        cancelled it.
+        Return True if the task can go on. Return False if the task must end, because something else
+        has cancelled it.
         """
         return self._is_cancelled and self._task is not None and self._task.uncancel() == 0
 
@@ -286,7 +289,9 @@ class _Exchange:
         await self._write(_event(body) if body else b"", more=False)
 
     def note_sent(self) -> None:
-        """Call `on_sent`, unless the client has disconnected."""
+        """Call the callback `on_sent`, which records that the answer was delivered. Do not
+        call it if the client has disconnected.
+        """
         if self.on_sent is not None and not self.is_left and not self._scope["state"]["has_left"]():
             self.on_sent()
 
@@ -326,8 +331,8 @@ def _is_modern(request: Request, message: JsonObject) -> bool:
 
 
 def _own_session(session: str) -> str | None:
-    """Return the id of the engine's session in the id of an MCP session, or None if it contains
-    none.
+    """Return the id of the engine's session that is part of the id `session` of an MCP session.
+    Return None if there is no such part.
     """
     found = SESSION_ID.fullmatch(session)
     return found[3] if found is not None and found[3].startswith("sess_") else None
@@ -404,8 +409,9 @@ def _unsupported(version: str) -> RpcError:
 
 
 def _can_ask(capabilities: Any) -> bool:
-    """Return whether the client can ask its user by a form. If the client does not say how it asks,
-    it asks by a form.
+    """Return whether the client can show a form with a question to its user. `capabilities` is what
+    the client has declared. If `elicitation` is declared without a kind, the client can show a
+    form.
     """
     asks = capabilities.get("elicitation") if isinstance(capabilities, dict) else None
     return isinstance(asks, dict) and (not asks or "form" in asks)

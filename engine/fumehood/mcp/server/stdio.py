@@ -331,10 +331,12 @@ class Bridge:
         return f"/mcp?{urlencode(options)}" if options else "/mcp"
 
     def _own_session(self) -> str:
-        """Return the id of the client's own session. Create the session if there is none.
+        """Return the id of the session in the engine that only this client uses. Create the session
+        if there is none.
 
-        If the engine has no containers, return "". If a preset or a project was given, raise
-        Unavailable instead, because calls without a session would ignore it.
+        If the engine has no containers, return "", so that calls run without a session. If a preset
+        or a project was given, raise Unavailable instead, because calls without a session would
+        ignore the preset and the project.
 
         Raises:
             Unavailable: no daemon answers, or the daemon refuses to create a session.
@@ -372,7 +374,9 @@ class Bridge:
             raise Unavailable(f"{self.project} cannot be used: {error.strerror}.") from None
 
     def _initialize(self, connection: Connection) -> None:
-        """Send the `initialize` that this process has answered without a daemon."""
+        """Send the client's `initialize` request to the daemon. It was not sent before, because
+        this process answered it while no daemon was running.
+        """
         response = connection.ask("POST", self._address(LATER), JSON, self._unsent)
         self._session = response.headers.get("mcp-session-id", "")
         self._unsent = b""

@@ -34,7 +34,8 @@ images do not contain it.
 
 
 class ImageMaker(ABC):
-    """Makes images with additions, for one container wall.
+    """Makes images that contain an existing image and additions, such as packages. A maker belongs
+    to one container wall.
 
     A maker decides what may be added. It never runs the code of an addition; that code only runs
     when a program uses it.
@@ -42,9 +43,9 @@ class ImageMaker(ABC):
 
     @abstractmethod
     async def lock(self, image: Image, wanted: Sequence[str], principal_id: str) -> str:
-        """Return the lock for additions to an image. `wanted` names what the principal wants to
-        add, for example packages. The lock names exactly what is added for this. Return "" if
-        nothing has to be added.
+        """Return the lock for additions to an image. A lock is a text that names exactly what is
+        added, for example each package with its version. `wanted` is what the principal wants to
+        add. Return "" if nothing has to be added.
 
         Raises:
             InvalidParams: something wanted is not allowed or not available.
@@ -76,8 +77,8 @@ because each node of an engine creates its own maker.
 
 
 class Additions:
-    """The images with additions of one container wall. Without a `maker`, no image can be made, and
-    only images that already exist can be used.
+    """Names, finds and makes images with additions, such as packages, for one container wall. If
+    `maker` is None, no image can be made, and only images that already exist can be used.
     """
 
     def __init__(self, docker: Docker, maker: ImageMaker | None = None) -> None:
@@ -87,8 +88,8 @@ class Additions:
         """Name of an image with additions → its lock."""
 
     async def name_for(self, image: Image, wanted: Sequence[str], principal_id: str) -> str:
-        """Return the name of the image that adds to `image` what the principal wants. `wanted`
-        names this, for example as packages. The image need not exist yet.
+        """Return the name of the image that consists of `image` and the additions in `wanted`, such
+        as packages. The image need not exist yet.
 
         Raises the same errors as `ImageMaker.lock`.
         """
@@ -100,8 +101,8 @@ class Additions:
         return self.add(image.name, await self._maker.lock(image, wanted, principal_id))
 
     def add(self, image: str, lock: str) -> str:
-        """Remember a lock, and return the name of the image that adds what the lock names to
-        `image`. If the lock is empty, return `image`.
+        """Remember a lock, which is a text that names additions to the image `image`. Return the
+        name of the image with these additions. If the lock is empty, return `image`.
         """
         if not lock:
             return image

@@ -124,10 +124,11 @@ _DOUBT = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Clocks:
-    """How long the host waits for a silent guest before it ends the guest, in seconds. The times
-    are long, because a session's files and variables are lost with the guest, and a busy host is
-    slow. A guest that works notices itself, by its own CPU time, if it cannot end a process, and
-    reports this.
+    """How many seconds the host waits for a silent guest before it ends the guest.
+
+    The times are long, because a session's files and variables are lost with the guest, and a guest
+    on a busy host is slow. A working guest does not need these limits: it measures its own CPU
+    time, and reports if it cannot end a process.
     """
 
     answer_grace_s: float = 60.0
@@ -164,7 +165,9 @@ class ChannelListener(Protocol):
 
 
 class Channel(asyncio.Protocol):
-    """The channel to the guest of one container. Once `dead` is set, it cannot be used any more."""
+    """The host's end of the channel to the guest of one container. After `dead` is set, the channel
+    can no longer be used.
+    """
 
     def __init__(
         self, listener: ChannelListener | None = None, clocks: Clocks = USUAL_CLOCKS
@@ -427,7 +430,8 @@ class Channel(asyncio.Protocol):
 
     def keep(self, epoch: int, wait_s: float) -> None:
         """Inform the guest that its container now belongs to a session. If this engine disappears,
-        the guest waits `wait_s` seconds for another engine whose epoch is higher than `epoch`.
+        the guest waits `wait_s` seconds for another engine that takes the session over. `epoch`
+        numbers the engines of a session, so the other engine must have a higher number.
         """
         self._is_kept = True
         self._send(framing.encode({"op": "keep", "epoch": epoch, "wait_s": wait_s}))
@@ -541,7 +545,9 @@ class Channel(asyncio.Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Port:
-    """Implements `StreamPort` for one stream of the channel."""
+    """Gives the host's end of one stream access to the channel (`StreamPort`): to send frames, to
+    pause the run's clock, and to end the container.
+    """
 
     channel: Channel
     run_id: int
@@ -612,8 +618,8 @@ class ReceivedRun:
         self._disk_left = (limits.memory_mb or 0) * MB
 
     def mute(self) -> None:
-        """From now on, ignore files and progress reports, and close the run's streams of parts. The
-        program's output is still passed on.
+        """From now on, ignore files and progress reports of the run, and close the streams between
+        the run and parts of the engine. The program's output is still passed on.
         """
         self._sink = self._on_progress = None
         self.close_streams()
@@ -792,8 +798,8 @@ class Demultiplexer:
 
 
 def needs_preloaded(code: str, given: Collection[str] = ()) -> bool:
-    """Whether a Python program may import a module that is not in the standard library. Also True,
-    without a search, if the program is too long to be sent in one part.
+    """Whether a Python program may import a module that is not in the standard library. A program
+    that is too long to be sent in one frame is not searched, and the result is True.
 
     Imports of the modules `given` do not count, because the guest provides these modules.
     """
@@ -834,8 +840,8 @@ for each request is shorter.
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """A request that was not answered yet: what it asks for (`do`), and the name of the registered
-    process, or None.
+    """A request about a session's background processes that was not answered yet. `do` is the
+    requested action, and `name` is the name of the process, or None.
     """
 
     do: str
@@ -843,7 +849,9 @@ class _Asked:
     answer: asyncio.Future[ContainerAnswer]
 
     def fits(self, frame: ContainerAnswer) -> bool:
-        """Return whether this answer fits the request. A refusal fits any request."""
+        """Return whether an answer is of the kind that the request expects. A refusal fits any
+        request.
+        """
         if frame.fault is not None:
             return True
         if self.do == "list":
@@ -854,8 +862,8 @@ class _Asked:
 
 
 class ProcessRequests:
-    """Sends requests about registered processes to one guest. `send` sends the bytes of a frame.
-    `on_change` is called when the number of running processes has changed.
+    """Sends requests about background processes of a session to one guest. `send` sends the bytes
+    of a frame. `on_change` is called when the number of running processes has changed.
     """
 
     def __init__(self, send: Callable[[bytes], None], on_change: Callable[[], None]) -> None:
@@ -905,10 +913,10 @@ class ProcessRequests:
 
     def on_count(self, frame: ContainerProcesses) -> None:
         """Process the guest's report that fewer processes are running. Raises FrameError if the
-        reported number is not lower than the last one.
+        reported number is not lower than the previous number.
 
-        The number rises only through a request to start a process, and the answer to this request
-        reports that. So a guest cannot send such reports without end.
+        The number can rise only in the answer to a request to start a process. So each report must
+        lower the number, and a guest cannot send reports without end.
         """
         if self.running is not None and frame.running >= self.running:
             raise FrameError("a number of processes that nothing explains")

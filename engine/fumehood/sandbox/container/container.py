@@ -85,8 +85,8 @@ class LimitsNotEnforced(ContainerFailed):
 
 
 class Container(Channel):
-    """A running container, which is also the channel to its guest. `start` and `take_over` create
-    it.
+    """A running container, and the channel to its guest. Create it with `start`, or with
+    `take_over` if it already runs.
 
     The caller of `start` must remove the container, even if `start` fails.
     """
@@ -117,7 +117,8 @@ class Container(Channel):
         ready_s: float = START_DEADLINE_S,
     ) -> Container:
         """Create a container, attach to its streams, start it, and wait at most `ready_s` seconds
-        until its guest is ready. `required` are the limits that it must enforce.
+        until its guest is ready. `command` starts the guest. `required` are the limits that the
+        container must enforce.
 
         Raises:
             DockerError: Docker failed.
@@ -139,9 +140,10 @@ class Container(Channel):
     async def take_over(
         cls, docker: Docker, name: str, image_id: str, *, required: frozenset[Limit], epoch: int
     ) -> Container:
-        """Take over the running container of a session from an earlier engine, which has ended, and
-        return it. If a run is still in progress, the guest cancels it. `name` is the container's
-        name in Docker, and `epoch` the epoch of this engine.
+        """Connect to the running container of a session that an earlier engine has left, and return
+        the container. If a run is still in progress, the guest cancels it. `name` is the
+        container's name in Docker, and `image_id` the digest of its image. `epoch` is the number of
+        this takeover; it must be higher than that of every earlier takeover.
 
         Raises:
             DockerError: Docker failed.
@@ -204,8 +206,8 @@ class Container(Channel):
         *,
         keep: bool = False,
     ) -> RunEnding:
-        """Run a program like `Channel.run`. If the container is lost because memory ran out, the
-        ending is `MEMORY`.
+        """Run a program, and return how the run ended, as `Channel.run` does. In addition, find out
+        why a container was lost: if its memory ran out, the ending is `MEMORY`.
         """
         if self.is_dead:  # it ended after it was leased
             return RunEnding(EndedBy.SANDBOX_LOST, isolation)

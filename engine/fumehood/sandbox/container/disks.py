@@ -74,8 +74,8 @@ directory, as into /tmp, but only root can change this directory itself.
 
 
 class Disks:
-    """The disks of all sessions with the same state directory. If this directory is None, no disks
-    can be made.
+    """The disks of sessions, as files in one directory of the engine's state. If the engine has no
+    state directory, no disks can be made.
     """
 
     def __init__(
@@ -133,11 +133,12 @@ class Disks:
         *,
         unless: tuple[type[DockerError], ...] = (),
     ) -> AsyncIterator[None]:
-        """Convert a failure in the block to an error for callers, and log it. The error states the
-        cause, but no names or paths of the host.
+        """During the block, convert failures of operations on the disk `name` to
+        SandboxUnavailable, and log them. The error is for callers: it states the cause, but no
+        names or paths of the host.
 
-        `name` is the name of the disk. `what` completes the sentence "The disk could not be …", for
-        example "copied". Failures of the types in `unless` are raised unchanged.
+        `what` completes the sentence "The disk could not be …", for example "copied". Failures of
+        the types in `unless` are raised unchanged.
         """
         try:
             yield
@@ -152,8 +153,9 @@ class Disks:
 
     @asynccontextmanager
     async def _new(self, name: str, room: int) -> AsyncIterator[None]:
-        """Create the empty file of a new disk, and reserve `room` bytes for it during the block. If
-        the block fails, the disk is removed. If a disk already has this name, it is never touched.
+        """Create the empty file of a new disk, and reserve `room` bytes for the disk during the
+        block. If the block fails, remove the disk. An existing disk with the same name is never
+        touched.
 
         Raises:
             SandboxUnavailable: there is no room.
@@ -231,8 +233,8 @@ class Disks:
         return self._directory is not None and (self._directory / name).exists()
 
     async def attach(self, name: str) -> None:
-        """Make a disk usable for a new container, by a loop device and a volume. This also works
-        after a restart of the host.
+        """Create a loop device and a Docker volume for a disk, so that a new container can use it.
+        This also works after a restart of the host.
 
         Raises:
             DockerConflict: a container still uses the disk.
@@ -302,7 +304,8 @@ class Disks:
         return path
 
     async def remove(self, name: str) -> None:
-        """Remove a disk, or what is left of it. No container may use the disk any more.
+        """Remove a disk, even if it was made or removed only in part. No container may still use
+        it.
 
         Raises:
             OSError, subprocess.SubprocessError, DockerError: the disk could not be removed.
@@ -310,8 +313,8 @@ class Disks:
         (await self._detach(name)).unlink(missing_ok=True)
 
     async def sweep(self, in_use: Callable[[], Iterable[str]]) -> None:
-        """Remove all disks and copies except those whose names `in_use` returns. If one cannot be
-        removed, it stays until the next sweep.
+        """Remove all disks and copies of disks except those whose names `in_use` returns. A disk
+        that cannot be removed stays until the next sweep.
         """
         if self._directory is None:
             return
@@ -333,9 +336,9 @@ def _free(device: str, path: Path) -> None:
     """Detach a loop device from the file `path` of a disk, as soon as the device is no longer
     mounted. Do nothing if the device now belongs to another file.
 
-    The device may have been freed when a container ended, and any engine on this host may then have
-    taken it for another disk. While this function has the device open, nothing else can take it.
-    *Source*: loop(4).
+    The check of the file is needed because the operating system may have freed the device when a
+    container ended, and any engine on this host may then have used it for another disk. While this
+    function has the device open, the device cannot be given to another file. *Source*: loop(4).
     """
     try:
         with Path(device).open("rb", buffering=0) as opened:
@@ -349,7 +352,7 @@ def _free(device: str, path: Path) -> None:
 
 
 def _cause(error: BaseException) -> str:
-    """Return a description of a failure for callers. It says which step failed and how, but
+    """Describe, for callers, the failure `error`: which step failed and how. The description
     contains no names or paths of the host.
     """
     match error:

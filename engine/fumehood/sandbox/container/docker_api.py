@@ -101,7 +101,9 @@ class DockerError(Exception):
 
 
 class DockerUnreachable(DockerError):
-    """No Docker daemon can be reached at the address that this engine uses, or with its rights."""
+    """The engine cannot reach a Docker daemon: the address is wrong, no daemon listens there, or
+    the engine has no access to it.
+    """
 
 
 class DockerNotRunning(DockerUnreachable):
@@ -365,7 +367,7 @@ class Docker:
 
     def _connected(self) -> Any:
         """Return the low-level client. If the last connection failed, create a new client first.
-        This runs in a thread.
+        Call this method only in a thread, because it blocks.
         """
         if self._wants_tls or self.host.startswith("https://"):
             raise DockerNotSupported("Docker over TLS is not supported.")
@@ -464,9 +466,9 @@ def _launch_in(
 
 
 def _detached(attached: Any) -> tuple[socket.socket, bytes]:
-    """Take the socket of an attached stream away from the HTTP client, which would otherwise close
-    it. Return the socket, and those bytes of the stream that the client has already read together
-    with the headers of the response.
+    """Take the socket of an attached stream from the HTTP client, because the client would
+    otherwise close the socket. Return the socket, and those bytes of the stream that the client has
+    already read together with the headers of the response.
     """
     try:
         attached._sock.setblocking(False)
@@ -558,8 +560,8 @@ LIMITS = {"MemoryLimit": "memory", "CpuCfsQuota": "cpu", "PidsLimit": "pids"}
 
 @dataclass(frozen=True, slots=True)
 class Unfit:
-    """Why a host cannot run containers with all limits, and what must be done about it. Both are
-    texts for callers.
+    """A reason why a host cannot run containers with all limits: `message` states the problem, and
+    `remedy` says how to solve it. Both texts are for callers.
     """
 
     message: str
@@ -573,7 +575,7 @@ class Unfit:
 @dataclass(frozen=True, slots=True)
 class HostCheck:
     """The result of checking one requirement on the host. `found` describes what the host has.
-    `unfit` is the fault. It is None if the host meets the requirement.
+    `unfit` says why the host does not meet the requirement, or is None if it does.
     """
 
     name: str
@@ -609,8 +611,8 @@ def why_unfit(info: JsonObject, *, runtime: str | None, has_swap: bool | None) -
 
 
 def may_swap(*, is_local: bool) -> bool | None:
-    """Return whether Docker's host has swap space, or None if this is unknown. It is unknown if the
-    host is not this machine, which `is_local` says.
+    """Return whether Docker's host has swap space. `is_local` says whether Docker's host is this
+    machine; if it is not, return None, because the answer is unknown.
     """
     try:
         swaps = Path("/proc/swaps").read_text(encoding="ascii") if is_local else None

@@ -115,11 +115,11 @@ class PoolEntry:
         self, settings: ContainerSettings, now: float, *, once: bool, is_spared: bool = False
     ) -> str | None:
         """Return a clause that says why the container must not be used again, or None if it may be
-        used.
+        used again.
 
-        `once` says whether the container was requested for a single call and has served it. If
-        `is_spared` is True, it does not matter how long the container was idle. `now` is the time
-        by the monotonic clock.
+        `once` says whether the container was requested for a single call and has served this call.
+        If `is_spared` is True, the time for which the container was idle is ignored. `now` is the
+        time by the monotonic clock.
         """
         container = self.container
         reasons = {
@@ -183,7 +183,7 @@ class FairQueue(Generic[W]):
         requests are already waiting, do not add it, and return False.
 
         A principal may have at most as many requests in the queue as there are free places left. So
-        a principal without requests always finds a place, however often others repeat their calls.
+        a principal without requests always finds a place, however many requests others make.
         """
         principal_id = request.domain.principal_id
         domains = self._principals.get(principal_id, OrderedDict())
@@ -260,7 +260,9 @@ class PoolState:
         return any(entry.state in UNUSED for entry in self.entries.values())
 
     def coming(self) -> Counter[tuple[TrustDomain | None, Kind]]:
-        """Trust domain and kind → number of containers that are being reset."""
+        """Count the containers that are being reset and will soon be idle. The result maps the
+        trust domain and kind of the containers to their number.
+        """
         return Counter(
             (entry.domain, entry.kind)
             for entry in self.entries.values()
@@ -268,8 +270,8 @@ class PoolState:
         )
 
     def shares(self, requests: Iterable[PoolRequest]) -> Counter[str]:
-        """Principal → number of containers that its calls use, or that are being created for its
-        calls. `requests` are the waiting requests.
+        """Return the number of containers for each principal: those that its calls use, and those
+        that are being created for its calls. `requests` are the waiting requests.
         """
         busy = [entry.domain for entry in self.entries.values() if entry.state is State.BUSY]
         shares = Counter(domain.principal_id for domain in busy if domain is not None)
@@ -298,9 +300,10 @@ class PoolState:
         container may be destroyed. `requests` are the waiting requests.
 
         The result is the least recently used container that no call uses. A warm container is
-        chosen only if there is no idle one. If the trust domain of an idle container itself waits
-        for a container of this kind, it keeps its container for `TURN_S` seconds. Otherwise each
-        call of each domain might need a new container, and all calls would wait longer.
+        chosen only if there is no idle container. An idle container is not chosen in the first
+        `TURN_S` seconds after its trust domain received it, if the same domain waits for a
+        container of the same kind. Otherwise each call of each domain might need a new container,
+        and all calls would wait longer.
         """
         wanted = {(request.domain, request.kind) for request in requests if not request.fresh}
         idle = (
@@ -391,7 +394,7 @@ class Pool:
         `fresh` whether it was requested with `fresh`.
 
         The container is destroyed if a program ran in it and it was requested with `fresh`, if a
-        run in it did not end, or if it has reached a limit.
+        run in it did not end, if memory ran out in it, or if it is too old or was used too often.
         """
         if entry.container.name not in self._state.entries:
             return
@@ -457,9 +460,9 @@ class Pool:
         self._keep_warm(least_warm)
 
     def retire(self, is_outdated: Callable[[Container], bool]) -> None:
-        """Destroy all containers that no call uses and for which `is_outdated` returns True.
+        """Destroy all containers that are not in use and for which `is_outdated` returns True.
 
-        Containers that a call uses stay at least until the next call of this method.
+        A container in use is not destroyed now. A later call of `retire` can destroy it.
         """
         for entry in list(self._state.entries.values()):
             if entry.state in UNUSED and is_outdated(entry.container):
@@ -485,16 +488,14 @@ class Pool:
     # -- events of containers -------------------------------------------------------
 
     def on_clean(self, entry: PoolEntry) -> None:
-        """Handle that a container is clean after a run: mark it as idle, and offer it to waiting
-        calls.
-        """
+        """Mark a container, which is clean after a run, as idle, and offer it to waiting calls."""
         if entry.state is State.RESETTING:
             entry.state = State.IDLE
             self._dispatch()
 
     def on_end(self, entry: PoolEntry, why: str) -> None:
-        """Handle that a container has ended for any reason: take it out of the pool, and start
-        removing it in the background.
+        """Take a container that has ended, for whatever reason, out of the pool, and start removing
+        it in the background. `why` is the reason, for the log.
         """
         if self._state.entries.pop(entry.container.name, None) is None:
             return
@@ -512,8 +513,8 @@ class Pool:
         """Grant free containers to waiting calls in turn, start creating containers for calls that
         need one, and keep some containers warm.
 
-        A change that this method makes may call it again. The inner call then only records that
-        there is more to do, and the outer call does it.
+        This method may cause changes of the pool that call it again. The inner call then only
+        records that there is more to do, and the outer call does it.
         """
         self._has_changed = True
         if self._is_dispatching:
@@ -654,8 +655,8 @@ class Pool:
             self.on_end(entry, why)
 
     def _forget(self, request: PoolRequest) -> None:
-        """Remove a call that waits no longer. If a container was granted to the call at the same
-        moment, give the container back.
+        """Remove the request of a call that has stopped waiting. If a container was granted to the
+        call at the same moment, give the container back.
         """
         self._queue.leave(request)
         granted = request.granted

@@ -170,11 +170,12 @@ def create_body(spec: ContainerSpec, command: tuple[str, ...] = GUEST_COMMAND) -
 def program_body(
     spec: ContainerSpec, command: tuple[str, ...], env: Mapping[str, str], *, has_network: bool
 ) -> JsonObject:
-    """Return the body of the request `POST /containers/create` for a program that the operator
-    configured. `command` and `env` are its command and its environment variables.
+    """Return the body of the request `POST /containers/create` for a container that runs a program
+    of the operator. `command` and `env` are the program's command and environment variables.
 
     The program runs as an unprivileged user without capabilities, and without a guest. If
-    `has_network` is True, the container first starts a front, which then starts the program.
+    `has_network` is True, the container first starts a front, a process of this software that gives
+    the program its network connections and starts it.
     """
     if has_network:
         config = {"wall": "front", "import_paths": list(GUEST_IMPORT_PATHS), "command": command}
@@ -207,9 +208,10 @@ def guest_config(spec: ContainerSpec) -> JsonObject:
 
 
 def relay_command(epoch: int, command: tuple[str, ...] = GUEST_COMMAND) -> tuple[str, ...]:
-    """Return a command that must run in a container, and that connects its own standard streams to
-    the guest of this container. The guest then treats these streams as those of a new host with
-    this epoch. `command` is the command that starts a guest.
+    """Return a command that connects the engine to the guest of a running container. If it is run
+    in the container, it joins its own standard streams to the guest, and the guest treats these
+    streams as those of a new engine with the epoch `epoch`. `command` is the command that starts a
+    guest.
     """
     config = {"wall": "relay", "import_paths": list(GUEST_IMPORT_PATHS), "epoch": epoch}
     return (*command, json.dumps(config, sort_keys=True))

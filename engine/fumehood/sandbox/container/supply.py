@@ -128,8 +128,8 @@ FindImage = Callable[[Docker, str], "Awaitable[Image]"]
 
 
 def image_finder(own: Path | None = None) -> FindImage:
-    """Return a function that finds an image in Docker by its name. `own` is the folder of the
-    recipes that the operator wrote.
+    """Return a function that finds an image in Docker by its name. `own` is the folder with the
+    operator's own image recipes, the files from which images are built.
     """
 
     async def find_in(docker: Docker, name: str) -> Image:
@@ -145,11 +145,11 @@ def image_finder(own: Path | None = None) -> FindImage:
 
 @dataclass(frozen=True, slots=True)
 class Making:
-    """Settings for the creation of containers.
+    """Settings for the creation of containers. All times are in seconds.
 
-    `held_s` is the maximum time for which a session without a disk keeps a container, and
-    `held_with_disk_s` that for a session with a disk. `orphan_s` is how long a session's container
-    waits for the next engine. All times are in seconds.
+    A session without a disk keeps a container for at most `held_s`, and a session with a disk for
+    at most `held_with_disk_s`. If the engine ends, a session's container waits for the next engine
+    for `orphan_s`.
     """
 
     command: tuple[str, ...] = GUEST_COMMAND
@@ -166,7 +166,8 @@ class ContainerSupply:
     """Finds images, and creates and removes containers.
 
     `required` are the limits that every container must enforce. `in_use` returns the names of the
-    containers that a sweep must not remove. `on_look` is called after each look at Docker.
+    containers that must not be removed as lost. `on_look` is called after each look, which is a
+    query of Docker's state and images.
     """
 
     required = frozenset(Limit)
@@ -230,8 +231,8 @@ class ContainerSupply:
 
     @property
     def down(self) -> Trouble | None:
-        """The reason why Docker cannot be used, or None if it can be used. It results from the last
-        request and the last look.
+        """The reason why Docker cannot be used, or None if it can be used. The last request to
+        Docker and the last query of its state determine it.
         """
         return self._docker.failure or self._unfit
 
@@ -269,7 +270,7 @@ class ContainerSupply:
         the existence is checked.
 
         Raises:
-            ImageMissing: the image was missing at the last look.
+            ImageMissing: the image was missing when Docker was last queried for its images.
             SandboxUnavailable: the image does not support the language.
         """
         if name in self.missing:
@@ -285,8 +286,9 @@ class ContainerSupply:
     # -- looking --------------------------------------------------------------------
 
     async def find(self, name: str) -> Image:
-        """Return the image with this name. If it is not known yet, query Docker. If the name is
-        that of an image with additions that does not exist, make this image.
+        """Return the image with this name. If the image is not known yet, query Docker. If the name
+        is that of an image with additions, such as packages for a session, and this image does not
+        exist, make it.
 
         Raises:
             ImageMissing: the image does not exist.
@@ -315,8 +317,8 @@ class ContainerSupply:
         """Query Docker for its state, its host and the images, and store the results in this
         object.
 
-        Do nothing if another look began after this method was called and has ended, or if the last
-        look reached its deadline less than `REMEMBERED_S` seconds ago.
+        Do nothing if a concurrent call of `look` has begun and finished such a query since this
+        method was called, or if the last query timed out less than `REMEMBERED_S` seconds ago.
         """
         came = time.monotonic()
         async with self._turn:
@@ -386,8 +388,9 @@ class ContainerSupply:
     # -- making ---------------------------------------------------------------------
 
     async def make(self, kind: Kind, disk: tuple[str, int] | None = None) -> Container:
-        """Create and start a container of this kind, and return it. `disk` is the volume of its
-        working directory and the volume's size in MB, or None.
+        """Create and start a container of this kind, and return it. `disk` is the name of the
+        volume for its working directory and the volume's size in MB. None means a working directory
+        in memory.
 
         Raises:
             SandboxUnavailable: the image is missing, or the container could not be started or does
@@ -452,9 +455,10 @@ class ContainerSupply:
         return AttachedProgram(reader, writer, remove)
 
     async def take_over(self, name: str, epoch: int) -> Container | None:
-        """Take over a session's container from an earlier engine, and return it. Return None if it
-        is gone or cannot be taken over. `name` is its name in Docker, and `epoch` the epoch of this
-        engine.
+        """Connect to the container that an earlier engine created for a session, and return it.
+        Return None if the container is gone or cannot be used by this engine. `name` is its name in
+        Docker. `epoch` is the number of this takeover; it must be higher than that of every earlier
+        takeover.
 
         Raises:
             SandboxUnavailable: Docker cannot be used now.
@@ -521,9 +525,9 @@ class ContainerSupply:
             self.unsettled.discard(name)  # if the removal was cancelled, a sweep may do it
 
     def _spec(self, kind: Kind, disk: tuple[str, int] | None = None) -> ContainerSpec:
-        """Return the specification of a new container of this kind. `disk` is the volume of its
-        working directory and the volume's size in MB. Raises SandboxUnavailable if the image is not
-        known.
+        """Return the specification of a new container of this kind. `disk` is the name of the
+        volume for its working directory and the volume's size in MB, or None for a working
+        directory in memory. Raises SandboxUnavailable if the image is not known.
         """
         image, settings, identity = self.images.get(kind.image), self._settings, self._identity
         cpus = kind.cpus or settings.cpus
@@ -581,9 +585,8 @@ class ContainerSupply:
                 return
 
     async def sweep(self) -> None:
-        """Find lost containers and remove them.
-
-        A container that cannot be removed stays until the next sweep.
+        """Remove lost containers: those of this software that are no longer in use, for example
+        after a crash of an engine. A container that cannot be removed stays until the next sweep.
 
         Raises:
             DockerError: the containers could not be listed.
@@ -636,7 +639,9 @@ class ContainerSupply:
 
 def is_killed(pid: int) -> bool:
     """Return whether a process of this machine has a pending SIGKILL. Return False if the process
-    does not exist. With version 1 of cgroups, a killed process that is frozen receives the signal
+    does not exist.
+
+    This detects a killed process that is frozen: with version 1 of cgroups, it receives the signal
     only when it is thawed.
     """
     with suppress(OSError, ValueError):
@@ -649,8 +654,9 @@ def is_killed(pid: int) -> bool:
 
 @contextmanager
 def for_callers() -> Iterator[None]:
-    """Convert Docker's errors that are raised in the block to errors for callers. If a container is
-    gone, raise no error, because the container's channel reports that.
+    """Convert a DockerError that is raised in the block to SandboxUnavailable, the error for
+    callers. Ignore a DockerNotFound, because the channel of a container reports that the container
+    is gone.
     """
     try:
         yield
@@ -661,8 +667,8 @@ def for_callers() -> Iterator[None]:
 
 
 def unavailable(trouble: Trouble) -> SandboxUnavailable:
-    """Return the error for a call that needs a container. `trouble` is the fault because of which
-    it gets none.
+    """Return the error for a call that needs a container. `trouble` is the reason why the call gets
+    no container.
     """
     return SandboxUnavailable(
         f"Containers are unavailable; nothing ran. {trouble.message} {trouble.remedy}".rstrip(),

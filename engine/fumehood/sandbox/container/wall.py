@@ -258,8 +258,8 @@ class ContainerWall(HasImages):
         return self._pool.warm()
 
     def add_lock(self, image: str, lock: str) -> None:
-        """Remember the lock of the additions to `image`. This is needed because the name of an
-        image with additions contains only the digest of the lock.
+        """Remember the lock of the additions to `image`: their list of exact package versions. This
+        is needed because the name of an image with additions contains only the digest of the lock.
         """
         self._additions.add(image.partition(PLUS)[0], lock)
 
@@ -329,8 +329,8 @@ class ContainerWall(HasImages):
         return self.facts(image, (await self._find(image)).id)
 
     def facts(self, image: str, digest: str) -> JsonObject:
-        """Return the facts of an image, in the form of `facts_of`. The caller gives the digest of
-        the image, so Docker is not queried.
+        """Return the same facts as `facts_of`, without a query to Docker. `digest` is the digest of
+        the image `image`.
         """
         lock = self.lock_text(image)
         return {
@@ -341,8 +341,9 @@ class ContainerWall(HasImages):
         }
 
     async def with_additions(self, image: str, wanted: Sequence[str], principal_id: str) -> str:
-        """Return the name of the image that consists of `image` and additions for `wanted`, as
-        `Additions.name_for` does.
+        """Return the name of the image that adds to `image` what `wanted` names, for example
+        packages. `principal_id` is the principal that requests the additions. The image need not
+        exist yet. Raises the same errors as `Additions.name_for`.
         """
         return await self._additions.name_for(await self._find(image), wanted, principal_id)
 
@@ -416,8 +417,9 @@ class ContainerWall(HasImages):
         return held
 
     def _keep(self, container: Container, epoch: int) -> None:
-        """Inform the guest of `container` that the container now belongs to a session, that this
-        engine's epoch is `epoch`, and how long the guest may wait for another engine.
+        """Inform the guest of `container` that the container now belongs to a session, and how long
+        the guest may wait for another engine. `epoch` is the number of this engine's takeover; the
+        guest refuses a later engine whose number is not higher.
         """
         container.keep(epoch, self._orphan_s if self.keeps_sessions else 0.0)
 
@@ -439,16 +441,16 @@ class ContainerWall(HasImages):
         return held
 
     def image_of(self, held: HeldContainer) -> str:
-        """Return the name of the image of a session. Also remember the lock of the image again,
-        because locks of later requests may have displaced it.
+        """Return the name of the image of a session. Also remember its lock, the list of its added
+        packages, again, because the memory for locks is limited and may have dropped it.
         """
         if held.lock:
             self.add_lock(held.image, held.lock)
         return held.image
 
     def lock_text(self, image: str) -> str:
-        """Return the lock of the additions to `image`. Return "" if the image has no additions or
-        its lock is no longer remembered.
+        """Return the lock of the additions to `image`: their list of exact package versions. Return
+        "" if the image has no additions or its lock is no longer remembered.
         """
         return self._additions.lock_text(image)
 
@@ -492,9 +494,9 @@ class ContainerWall(HasImages):
 
     @asynccontextmanager
     async def fork(self, copy: str, session_id: str, home: SessionHome) -> AsyncIterator[str]:
-        """Make the disk of a new session from a copy of another session's disk, as
-        `SessionWall.fork` describes. Yield the name of the new disk. If the block fails, the new
-        disk is removed.
+        """Make the disk of a new session from `copy`, the name of a copy of another session's disk.
+        `session_id` is the id of the new session, and `home` the home of the other session. Yield
+        the name of the new disk. If the block fails, the new disk is removed.
         """
         disk = f"fumehood-{session_id}"
         with self.spared(disk, for_good=True):
@@ -562,7 +564,7 @@ class ContainerWall(HasImages):
 
     def expect(self, record: SessionRecord, home: SessionHome) -> None:
         """Protect the container and the disk of an earlier engine's session from removal until
-        `resume` is called for the session.
+        `resume` is called for the session. `record` and `home` are the stored data of the session.
         """
         self._expected.add(home.container)
         if record.disk_mb is not None:
@@ -571,8 +573,10 @@ class ContainerWall(HasImages):
     def resume(
         self, record: SessionRecord, home: SessionHome, on_lost: Callable[[], None]
     ) -> HeldContainer:
-        """Return the container of an earlier engine's session. The container is taken over in the
-        background, or when it is first used, whichever is earlier.
+        """Return the container that an earlier engine created for a session. `record` and `home`
+        are the stored data of the session. This engine connects to the container in the background,
+        or when the container is first used, whichever is earlier. `on_lost` is called when the
+        container has ended.
         """
         image = self._additions.add(record.image, home.lock)
         name, kind = home.container, Kind(image, record.memory_mb, record.cpus or 0.0)
@@ -636,8 +640,9 @@ class ContainerWall(HasImages):
             self.start_soon(self._keep_looking)
 
     def _looked(self) -> None:
-        """Apply the results of a look at Docker. If Docker cannot be used, refuse the waiting
-        calls. Otherwise, destroy unused containers whose image is outdated.
+        """Apply the results of the last query of Docker's state and images. If Docker cannot be
+        used, refuse the waiting calls. Otherwise, destroy unused containers whose image is
+        outdated.
         """
         if self._supply.down is not None:
             self._pool.refuse_waiting(unavailable(self._supply.down))
@@ -646,8 +651,8 @@ class ContainerWall(HasImages):
             self._pool.retire(lambda container: container.image_id not in ids)
 
     async def _keep_looking(self) -> None:
-        """Look at Docker at regular intervals. After each look, remove lost containers and disks,
-        and tidy the pool.
+        """Query Docker's state and images at regular intervals. After each query, remove containers
+        and disks that are no longer in use, and tidy the pool.
         """
         await anyio.sleep(FIRST_LOOK_DELAY_S)
         next_look = 0.0
@@ -671,14 +676,14 @@ class ContainerWall(HasImages):
             await anyio.sleep(min(LOOK_AGAIN_S, LOOK_WHILE_AWAY_S))
 
     async def _find_dead(self) -> None:
-        """Find sessions' containers that have ended although their channels did not report it.
-        Raises DockerError.
+        """Find sessions' containers that have ended although their channels did not report it, and
+        mark them as ended. Raises DockerError.
         """
         for held in list(self._held.values()):
             await held.look()
 
     async def _find(self, image: str) -> Image:
-        """Return an image like `ContainerSupply.find`, and raise the same errors. Also raise
+        """Find an image as `ContainerSupply.find` does, and return it. Raises the same errors, and
         SandboxUnavailable if the engine is stopping.
         """
         self._begin()
@@ -704,7 +709,7 @@ class ContainerWall(HasImages):
                 await self._sweep_disks()
 
     def see_off(self, held: HeldContainer) -> None:
-        """Start removing the container of a session, which has ended, and the session's disk if it
+        """Start removing the container of a session that has ended, and the session's disk if it
         has one. They are removed in the background.
         """
         if held.disk is not None:
@@ -771,8 +776,8 @@ class SessionDisk:
 
 
 class HeldContainer:
-    """The container of a session. It receives the events of the container's channel, instead of the
-    pool.
+    """The container of a session. The events of the container's channel go to this object, and not
+    to the pool.
     """
 
     is_away = False
@@ -787,8 +792,9 @@ class HeldContainer:
         on_lost: Callable[[], None],
         take_over: Callable[[], Awaitable[Container | None]] | None = None,
     ) -> None:
-        """`take_over` takes over the container from an earlier engine and returns it, or returns
-        None if the container is gone. It is None for a container that this engine has created.
+        """`take_over` connects to the container that an earlier engine created, and returns it, or
+        returns None if the container is gone. For a container that this engine has created,
+        `take_over` is None.
         """
         self.name = name
         """The container's name in Docker."""
@@ -888,8 +894,8 @@ class HeldContainer:
             yield size
 
     async def restore(self, copy: str) -> None:
-        """Stop the container, and replace its disk by a copy of the disk with the name `copy`. If
-        this copy cannot be made, the container is not stopped.
+        """Replace the disk of the session by a copy of the disk `copy`. The container is stopped
+        for this. If the copy cannot be made, the container is not stopped.
         """
         assert self.disk is not None
         new = f"{self.disk.volume}{NEW}"
@@ -902,9 +908,9 @@ class HeldContainer:
                     await self._wall.disks.replace(self.disk.volume, new)
 
     async def take_over(self) -> None:
-        """Take over the container from an earlier engine, unless the container is frozen. Try again
-        as long as Docker cannot be used. If the container is gone, a session with a disk is
-        stopped, and any other session is lost.
+        """Connect to the container that an earlier engine created, unless the container is frozen.
+        Try again as long as Docker cannot be used. If the container is gone, a session with a disk
+        is marked as stopped, and any other session as lost.
         """
         while self.lost is None and not self.is_stopped:
             try:
@@ -918,8 +924,9 @@ class HeldContainer:
                 return
 
     async def look(self) -> None:
-        """Find out whether the container has ended, if its channel cannot report that because the
-        container is frozen or was not taken over yet.
+        """Find out from Docker whether the container has ended, and if so, mark the session as
+        stopped or lost. This is only done while the container is frozen or not yet taken over,
+        because otherwise its channel reports the end.
 
         Raises:
             DockerError: Docker cannot be queried now.
@@ -950,8 +957,8 @@ class HeldContainer:
 
     async def facts(self) -> JsonObject:
         """Return the facts of the image that the next run uses, in the form of
-        `ContainerWall.facts_of`. If the container belongs to an earlier engine, take it over first,
-        because the digest of its image is needed.
+        `ContainerWall.facts_of`. If this engine has not yet connected to the container of an
+        earlier engine, connect to it first, because the digest of its image is needed.
         """
         if not self.is_stopped and self.container is None:
             await self.until_free()
@@ -988,9 +995,9 @@ class HeldContainer:
             await self._has_changed.wait()
 
     def use(self, container: Container | None) -> None:
-        """From now on, use `container` for the session. It was taken over, or created for the
-        session's disk. If the session has ended in the meantime, end the container. None means that
-        the container is gone.
+        """From now on, use `container` for the session. The container was taken over from an
+        earlier engine, or created for the session's disk. None means that the container is gone. If
+        the session has ended in the meantime, end the container.
         """
         self.is_stopped, self.container = False, container
         if container is not None:
@@ -1020,12 +1027,18 @@ class HeldContainer:
 
     @property
     def running(self) -> int:
-        """The number of registered processes that run, as last reported by the guest."""
+        """The number of running background processes that programs have registered with the guest,
+        as last reported by the guest.
+        """
         return (self.container.processes.running or 0) if self.container is not None else 0
 
     async def processes(self, request: JsonObject) -> JsonObject:
-        """Send a request about the registered processes to the guest, and return its answer. If the
-        session is stopped, the list of processes is empty.
+        """Send a request about the registered background processes to the guest, and return its
+        answer. `request["do"]` names the action. If the session is stopped, the list of processes
+        is empty.
+
+        Raises:
+            SandboxUnavailable: the session is paused, stopped or lost.
         """
         if self.is_stopped and self.lost is None and request.get("do") == "list":
             return {"processes": []}
@@ -1052,8 +1065,8 @@ class HeldContainer:
             self.container.end(self.lost)
 
     def end(self, why: str) -> None:
-        """End the container and everything that runs in it, because of `why`, a clause. Then remove
-        the container and its disk.
+        """End the container and everything that runs in it. `why` is a clause with the reason. Then
+        remove the container and its disk.
         """
         self._is_ending = True
         if self.container is not None:
@@ -1067,12 +1080,12 @@ class HeldContainer:
     # -- events of the container ---------------------------------------------------------
 
     def on_clean(self) -> None:
-        """Handle that the container is clean after a run: let `until_free` continue."""
+        """Let `until_free` continue, because the container is clean after a run."""
         self._has_changed.set()
 
     def on_end(self, why: str) -> None:
-        """Handle that the container has ended for any reason. If its disk is to be kept, the
-        session is now stopped. Otherwise, the session is lost.
+        """Update the session after its container has ended for any reason. If its disk is to be
+        kept, the session is now stopped. Otherwise, the session is lost.
         """
         if self.lost is not None:
             return

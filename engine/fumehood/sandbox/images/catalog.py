@@ -145,8 +145,9 @@ def list_images(
 
 
 def _has_our_tag(row: dict[str, Any]) -> bool:
-    """Whether a row of Docker's list has a tag of our repository that matches the row's labels. A
-    package layer inherits the labels of its image, and does not count.
+    """Whether a row of Docker's list of images has a tag of our repository that matches the row's
+    labels. The result is False for a layer with packages, although it inherits the labels of the
+    image that it extends.
     """
     if LAYER_BASE in (row.get("Labels") or {}):
         return False
@@ -179,15 +180,15 @@ def _parsed(row: dict[str, Any], own: Path | None) -> Image | None:
 
 
 def layer_tag(base: str, lock: str) -> str:
-    """Return the tag of a layer. The layer adds the contents of the lock to the image with the id
-    `base`.
+    """Return the tag of a layer, an image that adds packages to another image. `base` is the id of
+    the other image, and `lock` the text that lists the packages with their exact versions.
     """
     return hashlib.sha256(f"{base}\n{lock}".encode()).hexdigest()
 
 
 def find_layer(client: docker.APIClient, base: str, lock: str) -> str | None:
-    """Return the id of the layer that adds the contents of the lock to the image with the id
-    `base`, or None if there is no such layer.
+    """Return the id of the layer that adds packages to the image with the id `base`, or None if
+    there is no such layer. `lock` is the text that lists the packages with their exact versions.
     """
     try:
         return str(client.inspect_image(f"{LAYERS}:{layer_tag(base, lock)}")["Id"])

@@ -156,8 +156,12 @@ def image_names(folder: Path | None = None, *, own: Path | None = None) -> list[
 def read_recipe(
     name: str, *, base: str = "", folder: Path | None = None, own: Path | None = None
 ) -> Recipe:
-    """Read the recipe of one image. If a built-in recipe and one of the operator have the same
-    name, the built-in recipe is read.
+    """Read the recipe of the image `name`. If a built-in recipe and a recipe of the operator have
+    the same name, the built-in recipe is read.
+
+    `folder` replaces the folder of the built-in recipes, and `own` is the folder of the operator's
+    recipes. `base` is an existing image to start from, as `REF@sha256:DIGEST`; if it is empty, a
+    root file system is built.
 
     Raises:
         UnknownImage: no recipe has this name.
@@ -181,7 +185,9 @@ def read_recipe(
 
 
 def recipe_of(name: str, files: tuple[tuple[str, bytes], ...], *, base: str = "") -> Recipe:
-    """Create the recipe of an image from its files.
+    """Create the recipe of an image from its files, which are pairs of name and content. `base` is
+    an existing image to start from, as `REF@sha256:DIGEST`; if it is empty, a root file system is
+    built.
 
     Raises:
         WrongRecipe: the files or `base` are invalid.
@@ -249,7 +255,7 @@ def guest_files(package: Path = PACKAGE) -> tuple[tuple[str, bytes], ...]:
 
 
 def listed(text: str) -> tuple[str, ...]:
-    """Return the entries of a list, one from each line. Comments and blank lines are left out."""
+    """Return the lines of a text without comments and blank lines."""
     lines = (line.split("#", 1)[0].strip() for line in text.splitlines())
     return tuple(line for line in lines if line)
 
@@ -344,7 +350,7 @@ class WrongRequirements(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Pinned:
-    """One version of a package, and the files that are accepted for it."""
+    """One exact version of a package, and the hashes of the files that may be installed for it."""
 
     name: str
     version: str
@@ -379,8 +385,8 @@ def parse_lock(text: str) -> Lock:
 
 
 def normalized(name: str) -> str:
-    """Return a package's name in the normal form that package indexes compare. *Source*: PEP
-    503.
+    """Return a package's name in the normal form, in which package indexes compare names. *Source*:
+    PEP 503.
     """
     return re.sub(r"[-_.]+", "-", name).lower()
 

@@ -66,7 +66,9 @@ class GuestFailed(Exception):
 
 
 class GuestProcess(asyncio.Protocol):
-    """A running guest process, created by `start`. Once `dead` is set, every run ends as lost."""
+    """A running guest process, created by `start`. Once `dead` is set, the guest has ended, and
+    every run in it ends with `LOST`.
+    """
 
     def __init__(self, process: anyio.abc.Process, handover: socket.socket) -> None:
         self._process = process
@@ -87,9 +89,9 @@ class GuestProcess(asyncio.Protocol):
         command: Sequence[str],
         make: Callable[[anyio.abc.Process, socket.socket], Self] | None = None,
     ) -> Self:
-        """Start a guest with this command, and wait until the guest has tested itself. Return an
-        object of this class, which `make` creates from the process and the socket. If `make` is
-        None, the class itself is called.
+        """Start a guest with this command, and wait until the guest has tested itself. Return the
+        object for the guest. It is the result of `make`, which receives the process and a socket,
+        or, if `make` is None, an instance of this class.
 
         Raises:
             GuestFailed: the guest could not be started, has ended, or was not ready within
@@ -189,8 +191,8 @@ class GuestProcess(asyncio.Protocol):
             await self._process.wait()
 
     def kill(self) -> None:
-        """Kill the guest's supervisor and all its descendants. The descendants are killed one by
-        one, and not left to signals that the operating system sends them at their parent's death.
+        """Kill the guest's supervisor and each of its descendants. This does not rely on the
+        operating system to signal the descendants when their parent dies.
         """
         self._end()
         # List the descendants first, because children of a dead supervisor get another parent.
@@ -255,8 +257,8 @@ class GuestProcess(asyncio.Protocol):
             self._listeners.pop(message.id, None)
 
     def _on_handover(self) -> None:
-        """Kill the guest, because it has handed over a child process that the host did not
-        request.
+        """Kill the guest, because it has sent the pipes of a child process to the host, although
+        the host had not requested a child process.
         """
         self.kill()
 

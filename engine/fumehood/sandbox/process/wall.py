@@ -137,8 +137,9 @@ class ProcessWall:
         memory_mb: int | None = None,
         image: str | None = None,
     ) -> ProcessLease:
-        """Lease a slot in the guest. Each run in the slot gets a child process in which nothing has
-        run before.
+        """Lease one of the wall's slots, whose number limits the concurrent runs. Each run in the
+        slot gets a child process in which nothing has run before. `fresh`, `memory_mb` and `image`
+        have no effect.
         """
         return ProcessLease(self, domain.principal_id)
 
@@ -281,10 +282,11 @@ class JailWall(ProcessWall):
     """The wall for sandboxed functions. Each function runs in a child process in which nothing has
     run before.
 
-    A child may read only Python, its libraries, and the import path of the function. This is fixed
-    before the child runs any of the function's code. `tool_paths` are the import paths of all
-    functions that may be called; a pickled function has none. If the operating system has no
-    Landlock, the jail does not start, and only sandboxed functions are refused.
+    A child process may read only Python, its libraries, and the import path of the function. These
+    rights are set before the child process runs any of the function's code. `tool_paths` are the
+    import paths of all functions that may be called; a function that is sent as a pickle has no
+    import path. If the operating system has no Landlock, the jail does not start, and only calls of
+    sandboxed functions are refused.
     """
 
     name = "jail"

@@ -128,8 +128,8 @@ async def file(view: View) -> Response:
 
 
 async def picture(view: View) -> Response:
-    """Send one figure of a call's answer. If its content type is not in `PICTURES`, it is sent as a
-    download.
+    """Send one picture of a call's answer. A picture in a format that is not in `PICTURES` is sent
+    as a download.
     """
     details = await view.control.calls.show(view.path["call_id"])
     entry = _entry(view, details, "images")
@@ -186,11 +186,11 @@ async def _running(view: View) -> dict[str, Any]:
 
 
 def _query_of(view: View, given: dict[str, str]) -> dict[str, Any]:
-    """Return the query to the engine that the page's filters describe. `given` maps the filters to
-    texts.
+    """Convert the filters of the page to the arguments of the engine's list of calls. `given` maps
+    the name of each filter to its text, which may be empty.
 
-    The form of the search text `q` determines whether the text is taken as an id, a principal, a
-    code or a tool.
+    The form of the filter `q` determines whether its text is an id of a session or trace, a
+    principal, a code or a tool.
     """
     names = (
         "text", "tool", "agent", "principal", "session", "trace", "since", "until", "cursor",
@@ -318,7 +318,9 @@ def _is_long(value: Any) -> bool:
 
 
 def _table(value: Any) -> dict[str, Any] | None:
-    """Return a list of flat objects as a table, or None if the value is not such a list."""
+    """Return a list of flat objects as a table, cut to a maximum size. Return None if the value is
+    not such a list.
+    """
     if not isinstance(value, list) or len(value) < 1:
         return None
     if not all(isinstance(row, dict) and row for row in value):

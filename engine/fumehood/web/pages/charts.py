@@ -46,8 +46,8 @@ async def show(view: View) -> Response:
 
 
 def _filled(now: datetime, hours: int, by: str, steps: Sequence[CallStep]) -> list[CallStep]:
-    """Return one step for each hour or day of the period. Hours and days without calls get empty
-    steps.
+    """Return one step for each hour of the last `hours` hours or, if `by` is "day", for each day.
+    Hours and days that are not in `steps` get a step without calls.
     """
     known = {one.at: one for one in steps}
     length = timedelta(days=1) if by == "day" else timedelta(hours=1)
@@ -87,8 +87,8 @@ def _address(at: str, by: str, filters: dict[str, str]) -> str:
 
 
 def calls_from(begin: datetime, length: timedelta, **filters: str) -> str:
-    """Return the address of the list of calls in the time range of this length that starts at
-    `begin`.
+    """Return the address of the page with the calls from `begin` to `begin + length`. `filters` are
+    further filters of the list of calls.
     """
     since, until = begin.isoformat(), (begin + length).isoformat()
     return f"/calls?{query_of(since=since, until=until, **filters)}"

@@ -55,9 +55,10 @@ SESSION = "session"
 
 
 async def show(view: View) -> Response:
-    """Show the inbox with no approval open.
+    """Show the inbox with the list of approvals, but without a selected approval.
 
-    If the browser requests only a part, send the placeholder that is shown instead of an approval.
+    If the browser requests only a part of the page, send the placeholder that is shown instead of
+    an approval.
     """
     if view.is_part:
         state = await view.control.approvals.changes()
@@ -71,10 +72,10 @@ async def show_list(view: View) -> Response:
 
 
 async def show_one(view: View) -> Response:
-    """Show the inbox with one approval open.
+    """Show the inbox with the list of approvals and one selected approval.
 
-    If the browser requests only a part, send only the approval, or nothing if the page already
-    shows it.
+    If the browser requests only a part of the page, send only the approval, or nothing if the page
+    already shows it.
     """
     approval = await view.control.approvals.show(view.path["approval_id"])
     if view.is_part:
@@ -154,7 +155,9 @@ async def check_edit(view: View) -> Response:
 
 
 async def ask_to_remember(view: View) -> Response:
-    """Show the form for remembering a rule, with a preview of the rule."""
+    """Show the form with which a user makes a rule for similar calls from an approval, with a
+    preview of the rule.
+    """
     approval = await view.control.approvals.show(view.path["approval_id"])
     chosen = view.query
     scope = chosen.get("scope") or (SESSION if approval.session_id else "1h")

@@ -97,7 +97,9 @@ def _is_plain(text: str) -> bool:
 
 
 async def _tried(view: View, rules: str, **values: Any) -> Response:
-    """Return the response that shows which past calls the given rules match."""
+    """Return the response that shows which calls of the last 7 days the rules in the text `rules`
+    match. `values` are further values for the template.
+    """
     if not rules.strip():
         raise Problem("Write a rule first.")
     try:

@@ -150,9 +150,11 @@ def _tree(files: SessionFileList, folder: str) -> Sequence[Branch]:
 
 
 async def _processes(view: View, session_id: str, *, has_output: bool = True) -> dict[str, Any]:
-    """Return the template's values: a session's processes and the chosen process.
+    """Return the values for the template of a session's processes: the processes, and the chosen
+    process.
 
-    By default, the newest process is chosen. Administrators also get the chosen process's output.
+    By default, the newest process is chosen. If `has_output` is True and the user is an
+    administrator, the values include the end of the chosen process's output.
     """
     processes: Sequence[SessionProcess] = ()
     fault = ""
@@ -188,8 +190,8 @@ async def _output(view: View, session_id: str, process: str) -> dict[str, Any]:
 async def _content(view: View, session_id: str, name: str, most: int) -> bytes:
     """Return the content of the file `name` in a session's workspace.
 
-    If the file is longer than `most` bytes, return only its beginning, which also has more than
-    `most` bytes. The caller can thus detect that the content is incomplete.
+    If the file is longer than `most` bytes, the download stops as soon as more than `most` bytes
+    have arrived. The result is then incomplete, which the caller sees from its length.
     """
     content = bytearray()
 

@@ -160,10 +160,9 @@ def _tool_in(view: View) -> str:
 
 
 async def _caller(view: View) -> AsyncClient:
-    """Return the client with which a tool is tried.
-
-    This client sends the token in the form. If an administrator gives no token, it is the console's
-    own client.
+    """Return the client with which the user tries a tool. If the form contains a token, the client
+    sends this token. If it contains none and the user is an administrator, return the console's own
+    client.
 
     Raises:
         Problem: the token is invalid, or missing and the user is not an administrator.
@@ -182,9 +181,10 @@ async def _caller(view: View) -> AsyncClient:
 def _copies(
     socket: Path, tool: str, arguments: JsonObject, options: dict[str, Any]
 ) -> list[tuple[str, str]]:
-    """Return text with which a user can repeat the call: for a terminal, Python, curl and MCP.
+    """Return texts with which a user can repeat the call from a terminal, from Python, with curl
+    and over MCP. Each item is a title and the text.
 
-    Each item is a title and the text.
+    `socket` is the path of the engine's socket for calls. `options` are the options of the call.
     """
     given = json.dumps(arguments, ensure_ascii=False)
     words = ["fumehood", "call", tool, given]

@@ -20,8 +20,8 @@ NOBODY = "without one"
 
 
 async def show(view: View) -> Response:
-    """Show charts by day, a table of totals, and every budget. Users who are not administrators see
-    none of these.
+    """Show administrators charts by day, a table of totals, and every budget. For other users, the
+    page contains none of these.
     """
     days = view.query.one_of("days", PERIODS)
     group: Any = view.query.one_of("by", GROUPS)
@@ -69,8 +69,8 @@ def _tokens(row: UsageRow) -> int:
 
 
 def _currency(table: UsageTable) -> str:
-    """Return the currency with the largest amount. Amounts in different currencies cannot be
-    added.
+    """Return the currency in which the largest amount was spent. The charts show only this
+    currency, because amounts in different currencies cannot be added.
     """
     cost = table.total.cost
     return max(cost, key=lambda name: float(cost[name]), default=table.currency)
