@@ -90,8 +90,8 @@ class ToolDetails(Value):
 
 
 class ToolWithSource(ToolDefinition):
-    """A tool definition and its source. `findings` lists the lint rules for the protection of
-    models that the tool breaks.
+    """A tool definition and its source. `findings` lists the lint rules that the tool breaks; only
+    rules that protect models are included.
     """
 
     source: str
@@ -273,7 +273,8 @@ class ApprovalList(Value):
 
 
 class ApprovalChanges(Value):
-    """The number of changes to approvals since the engine started.
+    """The number of changes to approvals since the engine started, and the number of approvals that
+    wait for a decision.
 
     `changes` grows with every change of any approval. `pending` is the number of approvals that
     wait for a decision.

@@ -74,7 +74,7 @@ class CallBody(kernel.CallBody):
 
 
 def chosen_options(options: kernel.CallOptions) -> Iterator[CallOption[Any]]:
-    """Yield the options added by parts that have a value other than their default in `options`."""
+    """Yield the options that parts add and whose value in `options` differs from their default."""
     for option in OF_PARTS.values():
         if option.of(options) != option.default:
             yield option
@@ -123,8 +123,8 @@ def stored(options: kernel.CallOptions) -> JsonObject:
 
 
 def read_stored(document: JsonObject) -> tuple[CallOptions, list[str]]:
-    """Parse the stored options of a call. Also return the names of the stored options that this
-    engine cannot use. If there are any, the call must not run.
+    """Parse the stored options of a call. Return the options, and the names of the stored options
+    that this engine cannot use. If there are such names, the call must not run.
     """
     document = {name: value for name, value in document.items() if not _is_former(name, value)}
     try:
@@ -136,7 +136,7 @@ def read_stored(document: JsonObject) -> tuple[CallOptions, list[str]]:
 
 
 def _is_former(name: str, value: object) -> bool:
-    """Whether this name and value were stored for a call that did not use the option. An earlier
-    version of the engine stored such options even if they were not used.
+    """Whether an earlier version of the engine stored this option with this value for calls that
+    did not use the option. Such a stored option has no effect.
     """
     return name in FORMER and value == FORMER[name]

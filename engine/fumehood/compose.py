@@ -148,7 +148,9 @@ def compose(
 def _find_tools(
     config: Config, log: Logger, given: Iterable[Tool]
 ) -> tuple[ToolIndex, list[LoadFault]]:
-    """Register the installed and the given tools. Also return the faults of omitted tools."""
+    """Register the tools of installed packages and those in `given`. Return the index of the
+    tools, and the reasons why some tools of packages were left out.
+    """
     bindings = SecretBindings(config.secrets, config.rest, log=log)
     registry = ToolIndex(bindings, ExternalTools(config.external_tools), coming(config))
     private = (Path.home(), config.state_directory, config_file().parent)
@@ -315,7 +317,9 @@ class EngineLife:
         group.start_soon(self._made.policy.follow)
 
     async def _keep_within_bounds(self) -> None:
-        """Delete expired rows and files, at once and then periodically."""
+        """Delete old calls, blobs, idempotency keys and approvals that need not be kept any longer.
+        Do so at once, and then periodically until the engine is stopped.
+        """
         config, stores = self._made.kernel.config, self._made.services.stores
         calls, blobs = stores.calls, stores.blobs
         all_kept: tuple[tuple[Prune, float, asyncio.Event | None], ...] = (
@@ -331,10 +335,11 @@ class EngineLife:
             )
 
     async def _recover_keys(self) -> None:
-        """Record that the answers of interrupted calls are lost, for each call that has an
-        idempotency key.
+        """For each interrupted call that has an idempotency key, record that the call's answer is
+        lost.
 
-        If this fails, the engine detects each lost answer when the call's key is used again.
+        If this cannot be recorded now, the engine detects each lost answer when the call's key is
+        used again.
         """
         recover = partial(self._made.services.keys.recover, self._now())
         lost = await self._try("idempotency_keys", recover)

@@ -280,11 +280,11 @@ class KernelConfig(BaseSettings):
 
 
 def _unknown_tables(settings: type[BaseSettings]) -> Iterator[tuple[str, str]]:
-    """Find the environment variables that set a table or a list which `settings` does not have. For
-    each variable, yield the key of this table or list and the variable's value.
+    """Find the environment variables that set a table or a list which `settings` does not have, for
+    example because it belongs to a part that is missing. For each variable, yield the key of the
+    table or list, and the variable's value.
 
-    The caller validates these pairs as settings, so that unknown keys are refused. The key may, for
-    example, belong to a part that is missing.
+    The caller validates these pairs as settings, so that the unknown keys are refused.
     """
     for name, value in os.environ.items():
         beginning, _, path = name.upper().partition(PREFIX)

@@ -79,8 +79,8 @@ PartOfEngine = TypeVar("PartOfEngine", bound=EnginePart)
 
 
 class Engine:
-    """The engine with the core methods only. Programs use `fumehood.Engine`, which also has the
-    methods of parts.
+    """Runs tools in sandboxes. This class has only the core methods; programs use its subclass
+    `fumehood.Engine`, which also has the methods that parts add.
 
     `engine_with_parts.py` explains the arguments.
     """
@@ -208,10 +208,12 @@ class Engine:
         context: JsonObject | None = None,
         **options: Unpack[DecisionKeywords],
     ) -> Decision:
-        """Decide on a tool call that the program makes itself, as the owner of this process.
+        """Return the engine's decision on a tool call that the program itself will make, as the
+        owner of this process.
 
-        The engine does not run the tool. The program may run it only if the decision is `allow`,
-        and then only once.
+        The engine does not run the tool. The program may run the tool only if the decision is
+        `allow`, and then only once. `context` has everything besides the arguments that determines
+        the effect of the tool, such as the working directory.
 
         Raises:
             CallFailed: the engine made no decision, because it is stopping or the request is wrong.
@@ -356,8 +358,8 @@ class Engine:
         return self.registry.changes, agents, principal.has_authenticated
 
     def findings(self, tool: RegisteredTool) -> tuple[Finding, ...]:
-        """Return a finding for each rule against the manipulation of models that a tool's
-        definition breaks.
+        """Check a tool's definition by the rules against text that manipulates models. Return a
+        finding for each rule that the definition breaks. A built-in tool has no findings.
         """
         if tool.source is Source.BUILTIN:  # an imitated name is the other tool's fault
             return ()

@@ -151,9 +151,8 @@ class Overview:
         return reference
 
     async def end_session(self, session_id: str, by: Principal) -> OwnedSession:
-        """End any principal's session and everything that runs in it.
-
-        This is recorded in the audit log as an administrative change.
+        """End any principal's session and everything that runs in it. The audit log records the end
+        as an administrative change by the principal `by`.
 
         Raises:
             ResourceNotFound: the session is unknown.

@@ -93,8 +93,8 @@ class EngineParts:
         its container wall, from which parts can make their walls.
 
         Raises:
-            PartError: a wall cannot be created, or has the name of another wall. Or the wall does
-                not require a limit that the engine requires of every wall with this name.
+            PartError: a wall cannot be created, has the name of another wall, or does not require a
+                limit that the engine requires of every wall with this name.
             ConfigError: a setting of a part cannot be used.
         """
         found: dict[str, Wall] = {}
@@ -120,12 +120,12 @@ class EngineParts:
             part.use_policy(values, tools)
 
     def in_calls(self) -> CallParts:
-        """Return the parts' hooks that the pipeline calls.
+        """Return the hooks of all parts that run during a call.
 
         Raises:
-            PartError: a part adds a key to the rules of policies (`Part.excesses`), but no gate
-                (check before a call) has this key. A rule with this key would never match. Or
-                `CallParts.of` raises PartError for another reason.
+            PartError: a part declares a key for policy rules (`Part.excesses`), but no gate (check
+                before a call) tests this key, so that a rule with the key would never match. Also
+                raised for the reasons for which `CallParts.of` raises it.
         """
         gates = tuple(gate for part in self for gate in part.gates())
         if missing := self._keys - {gate.key for gate in gates}:

@@ -119,7 +119,9 @@ def with_methods(kernel: type[T]) -> type[T]:
 
 
 def tool_kinds() -> dict[str, ToolKind]:
-    """Return the executors that all parts add, by the name of the executor."""
+    """Return the kinds of tools that parts add, as a dict from the name of an executor to the kind
+    of its tools.
+    """
     return {name: kind for part in parts() for name, kind in part.executors.items()}
 
 

@@ -167,8 +167,8 @@ class FakeWall:
         lock: str = "",
         on_lost: Callable[[], None],
     ) -> FakePlace:
-        """Return a fake container for a session, without waiting. A test can end the newest
-        container with `held[-1].lose(…)`.
+        """Return a fake container for a session, without waiting. `additions`, `lock` and `cpus`
+        are ignored. A test can end the newest container with `held[-1].lose(…)`.
 
         Raises:
             SandboxUnavailable: there is no such image.

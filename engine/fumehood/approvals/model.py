@@ -89,9 +89,10 @@ class DecisionRecord(Value):
 class Approval(Value):
     """The approval of one call: its state, what the call would do, and the approvers' decisions.
 
-    `version` grows with every visible change, and is used as the `ETag`. Callers see the approvals
-    of their own calls without `approvers`, `decisions`, `binding` and `sends`, and without the
-    arguments that the agent's configuration fixes.
+    `version` grows with every visible change, and is used as the `ETag`. For callers, the approvals
+    of their own calls omit `approvers`, `decisions`, `sends` (what the call sends to another
+    service), `binding` (everything that determines what the call will do), and the arguments that
+    the agent's configuration fixes.
     """
 
     id: str
@@ -156,8 +157,8 @@ class Approval(Value):
 
     @property
     def outlived(self) -> str | None:
-        """The name of something that the call needs and that has ended: `session`, `program` or
-        `trial`. None if nothing of this has ended.
+        """What the waiting call needed but has ended: `session`, `program` or `trial`. None if
+        nothing that the call needs has ended.
         """
         return next((one for one in self.changed if one in OUTLIVED), None)
 
@@ -256,7 +257,9 @@ class SeveralDecisions(Value):
 
 
 class Resolution(Value):
-    """The outcome, determined by a human, of a call that was running when its engine ended."""
+    """A human's decision whether an interrupted call succeeded (`done`) or failed. An interrupted
+    call was running when its engine ended, so the engine does not know its outcome.
+    """
 
     outcome: Literal["done", "failed"]
     note: str | None = Field(default=None, max_length=MAX_REASON_CHARACTERS)
@@ -276,8 +279,8 @@ class ApprovalQuery(Value):
 
 
 class ApprovalPage(Value):
-    """One page of a list of approvals. In these, the field `binding` (the document with everything
-    that determines what a call will do) is null.
+    """One page of a list of approvals. In each listed approval, the field `binding` (the document
+    with everything that determines what the call will do) is null.
     """
 
     items: tuple[Approval, ...]

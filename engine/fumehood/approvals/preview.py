@@ -118,8 +118,8 @@ def definition_digest(
     """Return a hash of a tool's definition and code, and of `context`, the context that the caller
     gave for the call.
 
-    The code is the source of the tool's function. For a tool that a server runs, `sends` describes
-    the server and is used instead of the code.
+    The code is the source of the tool's function. If a server runs the tool, the hash covers
+    `sends`, which describes the server, instead of the code.
     """
     document: JsonObject = {"definition": tool.definition.model_dump(mode="json")}
     if context is not None:
@@ -134,10 +134,12 @@ def definition_digest(
 
 
 async def preview(permitted: PermittedCall, plan: Plan, sessions: SessionKeeper) -> Effect | None:
-    """Return the effect that a call would have on the workspace of its session. Nothing is changed.
+    """Return the effect that a call would have on the workspace of its session, or None if the tool
+    has no preview. Nothing is changed.
 
-    Return None if the tool has no preview. Waits until the session is free. After the approval, the
-    executor refuses to run the call if the workspace no longer matches `Effect.base`.
+    Waits until the session is free. The effect contains a hash of the workspace (`Effect.base`).
+    When the approved call starts, the executor refuses to run it if the workspace no longer has
+    this hash.
 
     Raises:
         EngineError: the call itself would fail now, because its session has ended, is lost or is

@@ -99,8 +99,8 @@ def waits(approval: Approval, url: str | None) -> RequiresHumanApproval | CallIn
 def denial(approval: Approval, *, again: bool = False) -> ApprovalDenied:
     """Return the error for a denied call.
 
-    If `again` is True, an identical earlier call was denied instead of this one, and `approval` is
-    that of the earlier call.
+    If `again` is True, the error is for a call that repeats an earlier, denied call, and `approval`
+    is the approval of the earlier call.
     """
     newest = next((one for one in reversed(approval.decisions) if one.decision == "deny"), None)
     reason = f" The reason: {newest.reason}" if newest is not None and newest.reason else ""
@@ -200,8 +200,8 @@ def interrupted(approval: Approval) -> OutcomeUnknown:
 
 
 def cannot_be_edited(what: Need) -> InvalidParams:
-    """Return the error for an attempt to edit a call with a held action, which can only run
-    unchanged. `what` says whether the held action is a program's request or a trial.
+    """Return the error for an attempt to edit a program's request or a trial. Both can only run
+    unchanged after approval. `what` says which of the two the call is.
     """
     held = (
         "A program's request is sent as it is"

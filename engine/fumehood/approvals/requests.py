@@ -108,8 +108,8 @@ class ApprovalRequests:
     # -- a call asks, waits, starts and ends ---------------------------------------------
 
     async def count_pending(self) -> None:
-        """Count the waiting calls that are in the database against the quota. Called when the
-        engine starts.
+        """Count the waiting calls that the database contains, so that they use up part of the
+        quota. Called when the engine starts.
         """
         for pending in await self.table.pending():
             self._quota.add(*pending)
@@ -317,11 +317,12 @@ class ApprovalRequests:
             self._fetched.pop(call_id, None)
 
     def _repeated_since(self, tool: str) -> datetime:
-        """Return the time since which a call of the tool must have ended so that a repeat of the
-        call still gets its answer.
+        """Return the time after which a stored call of the tool must have ended so that a repeat of
+        that call still gets the stored answer.
 
-        For an `external:` tool, which the client runs itself, this period is as long as the time
-        within which an approved call must start, because fetching the answer uses up the approval.
+        For an `external:` tool, which the client runs itself, fetching the answer uses up the
+        approval. Therefore, the period is as long as the time within which an approved call must
+        start.
         """
         settings, is_decision = self.settings, tool.startswith(EXTERNAL)
         kept_s = settings.start_within_seconds if is_decision else settings.repeat_seconds

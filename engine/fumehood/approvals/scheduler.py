@@ -148,7 +148,7 @@ class ApprovalScheduler:
 
         Raises:
             PermissionDenied: the caller is no longer allowed to make calls.
-            ApprovalExpired: the engine that held the call's action in memory has ended.
+            ApprovalExpired: the action to run was only in the memory of an engine that has ended.
             InvalidParams: this engine does not know one of the call's options.
             EngineError: a stage of the pipeline refuses the call.
         """
@@ -192,9 +192,9 @@ class ApprovalScheduler:
         """Return the approval with a new preview, that is, the effect that the waiting call would
         have now. Nothing is stored.
 
-        Return None if the approval must stay unchanged, because the tool has no preview, the
-        session is busy, or another part of the action than the session's files has changed. In the
-        last case, the call will be refused when it starts.
+        Return None if the tool has no preview, if the session is busy, or if more of the call's
+        action has changed than the session's files. In the last case, the call will be refused when
+        it starts.
 
         Raises:
             EngineError: the preview cannot be computed now.
@@ -285,12 +285,12 @@ class ApprovalScheduler:
             call.close()
 
     async def _interrupt(self, approval_id: str, outcomes: Outcomes = NOT_KNOWN) -> None:
-        """End a call whose start is stored but that is not running. If `outcomes` contains the
-        call's outcome, the call ends with it. Otherwise, the call ends as interrupted.
+        """End a call whose start is stored but that is not running. The call ends with its outcome
+        in `outcomes`, or as interrupted if its outcome is not in `outcomes`.
 
-        Does nothing if the call was not started, or if its row cannot be read. If the database is
-        unavailable, waits until the row can be read, because the last write may have stored the
-        start although the write seemed to fail.
+        Do nothing if the call was not started, or if its row cannot be read. While the database is
+        unavailable, wait: even if the write of the start seemed to fail, the database may have
+        stored the start.
         """
         try:
             stored = await self._settled(approval_id)
@@ -378,7 +378,9 @@ class ApprovalScheduler:
         record_ending(call, envelope, services)
 
     async def _asking_now(self, permitted: PermittedCall) -> tuple[StoredApproval, Effect | None]:
-        """Return the approval that a call would request now, and the effect of the call."""
+        """Return the approval that a call would request now, and the effect of the call, which is
+        None if the tool has no preview.
+        """
         services = self._services
         plan = await plan_now(permitted, services.walls, services.sessions)
         return await self.calls.asker.new_approval(permitted, plan, services)

@@ -121,8 +121,8 @@ class ApprovalService:
         """Return the answer to the principal's own call, if the call needed approval. Return None
         if there is no answer.
 
-        The answer is marked as fetched. If `is_fetched` is False, it is not marked, and the caller
-        of this method must call `fetched` once the answer has been delivered.
+        If `is_fetched` is True, the answer is marked as fetched. Otherwise, the caller of this
+        method must call `fetched` once the answer has been delivered.
         """
         stored = await self._own_call(call_id, principal)
         if stored is None or stored.answer is None:
@@ -374,10 +374,11 @@ class ApprovalService:
         *,
         is_self_approval: bool,
     ) -> tuple[Step, Envelope | None]:
-        """Return the state change that a decision makes. If the decision ends the call, also return
-        the call's answer, otherwise None.
+        """Return the state change that a decision makes, and the call's answer. The answer is None
+        if the decision does not end the call.
 
         `one` contains the decision, `stored` is the approval, and `by` is the approver.
+        `is_self_approval` says whether the approver also made the call.
         """
         approval, decision, now = stored.approval, one.decision, self.requests.now()
         _require_open(approval)

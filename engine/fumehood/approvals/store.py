@@ -282,10 +282,11 @@ class Waiting:
 
     @property
     def own_session(self) -> str | None:
-        """The id of the engine's session that the call needs, or None.
+        """The id of the engine's session that the call needs, or None if the call needs no session
+        of the engine.
 
-        None for a call of an `external:` tool, which the client runs itself: the session id of such
-        a call is chosen by the client and names no session of the engine.
+        A call of an `external:` tool, which the client runs itself, never needs a session of the
+        engine. The client chooses the session id of such a call.
         """
         return None if self.tool.startswith(EXTERNAL) else self.session_id
 
@@ -310,8 +311,8 @@ class ApprovalTable:
         self._kept = timedelta(days=kept_days)
 
     async def create(self, stored: StoredApproval, since: datetime) -> str:
-        """Store a new approval, and return its id. From now on, the approval owns the call's
-        idempotency key.
+        """Store a new approval, and return its id. The call's idempotency key now belongs to the
+        approval, and no longer to the running call.
 
         If the call repeats a stored call (see `of_repeat`), store nothing, and return the approval
         id of the stored call.
@@ -332,8 +333,8 @@ class ApprovalTable:
         return await self._database.write(job)
 
     async def of_repeat(self, repeat_key: str, since: datetime) -> tuple[str, str] | None:
-        """If a call with this key repeats a stored call, return the approval id and the call id of
-        the stored call, otherwise None.
+        """Return the approval id and the call id of the stored call that has this repeat key, or
+        None if there is no such call.
 
         A stored call counts only if it has not ended, or if it ended after `since` and nobody has
         fetched its answer.
@@ -341,15 +342,16 @@ class ApprovalTable:
         return await self._database.read(lambda c: _of_repeat(c, repeat_key, since))
 
     async def fetched(self, call_id: str, *, is_decision: bool = False) -> bool:
-        """Record that the caller of a call has received the call's answer. From now on, an
-        identical call counts as a new call. Return whether anything was recorded.
+        """Record that the caller of a call has received the call's answer, so that an identical
+        call counts as a new call from now on. Return whether this was recorded.
+
+        Nothing is recorded if the answer was already fetched, or if the call was interrupted and a
+        human must first determine its outcome.
 
         The answer to an `external:` call (which the client runs itself) may be an approval that can
-        be used once. This method uses it up if `is_decision` is True. Otherwise, the caller only
-        reads such an approval, and nothing is recorded.
-
-        Nothing is recorded either if the answer was already fetched, or if the call was interrupted
-        and a human must first determine its outcome.
+        be used once. If `is_decision` is True, the caller receives the approval for use, and this
+        method uses it up. Otherwise, the caller only looks at the approval, and nothing is
+        recorded.
 
         Raises:
             WriteFailed: the answer was not marked as fetched.
@@ -369,8 +371,8 @@ class ApprovalTable:
         return await self._database.read(lambda connection: _get(connection, approval_id))
 
     async def settled(self, approval_id: str) -> StoredApproval:
-        """Return an approval as it is after all earlier writes. This includes each write that
-        seemed to fail although the database may have stored it.
+        """Return an approval after all earlier writes have ended. The result includes every change
+        that the database has stored, even if the write of the change seemed to fail.
 
         Raises:
             ResourceNotFound: there is no such approval.
@@ -448,9 +450,9 @@ class ApprovalTable:
         """Return the ids of the waiting approvals whose calls may need data that was only in the
         memory of an earlier engine.
 
-        These are the approvals of programs' network requests and of all calls in sessions. A call
-        in a session needs such data if it decides on a trial, but the table does not show which
-        calls do.
+        These are the approvals of programs' network requests and of all calls in sessions. In fact,
+        a call in a session needs such data only if its approval decides on a trial, but the table
+        does not show for which approvals this is true.
         """
         needs = (APPROVALS.c.tool == NET_TOOL) | APPROVALS.c.session_id.is_not(None)
         waits = APPROVALS.c.state.in_([state.value for state in WAITING])
@@ -585,10 +587,10 @@ def _of_repeat(connection: Connection, repeat_key: str, since: datetime) -> tupl
 
 def _undecided(to: ApprovalState, tool: str) -> bool:
     """Return whether a call that enters the state `to` ends without a decision that its caller can
-    use. A repeat of such a call requests a new approval.
+    use. If so, a repeat of the call requests a new approval.
 
-    An interrupted call counts only if `tool` is an `external:` tool, for which the answer is the
-    decision itself, and the caller cannot have received it.
+    Expired and cancelled calls end in this way. So do interrupted calls of an `external:` tool:
+    their answer is the decision itself, and their caller cannot have received the decision.
     """
     if to is ApprovalState.INTERRUPTED:
         return tool.startswith(EXTERNAL)
@@ -641,7 +643,8 @@ def _after_decision(connection: Connection, approval: Approval, step: Step) -> A
 def _is_repeated(approval: Approval, decision: DecisionRecord) -> bool:
     """Return whether a decision is identical to the previous decision of the same approver.
 
-    A repeated decision can still complete the quorum if the previous decision did not count.
+    Such a decision can still have an effect: it can complete the quorum if the previous decision
+    did not count.
     """
     made = [one for one in approval.decisions if one.approver == decision.approver]
     return bool(made) and (made[-1].action_digest, made[-1].decision) == (
@@ -651,9 +654,9 @@ def _is_repeated(approval: Approval, decision: DecisionRecord) -> bool:
 
 
 def _votes(decisions: Sequence[DecisionRecord], digest: str, step: Step) -> int:
-    """Return the number of approvers whose newest decision approves the action with this digest and
-    counts. `step.counts` returns whether an approver's approval counts; that of the principal who
-    makes the step always counts.
+    """Return the number of approvers who approve the action with this digest. An approver's vote is
+    counted if the approver's newest decision approves the action, and if the approver either makes
+    the step now or still counts according to `step.counts`.
     """
     return sum(one == step.by or step.counts(one) for one in yes_votes(decisions, digest))
 

@@ -171,10 +171,12 @@ class HumanAsker:
     async def take_back(
         self, approval_id: str, call: CallContext, services: PipelineServices
     ) -> None:
-        """Cancel a stored call, because a caller that waited for it (`call`) was cancelled.
+        """Cancel a stored call, because a caller that waited for it was cancelled. `call` is the
+        context of the cancelled caller's call.
 
         The stored call is not cancelled if it must continue (`ApprovalRequests.is_wanted`) or has
-        already ended. Once it is decided, only a caller that asked to wait for it can cancel it.
+        already ended. After the decision, it is cancelled only if the cancelled caller had chosen
+        to wait for the approval.
         """
         with (
             anyio.move_on_after(TAKE_BACK_S, shield=True),
@@ -208,8 +210,8 @@ class HumanAsker:
         idempotency_key: str | None = None,
         repeat_key: str | None = None,
     ) -> tuple[StoredApproval, Effect | None]:
-        """Build the approval that a call would request now, and return it with the call's effect.
-        Nothing is stored.
+        """Build the approval that a call would request now. Return the approval and the call's
+        effect, which is None if the tool has no preview. Nothing is stored.
 
         Raises:
             EngineError: the call's effect cannot be computed, or the request that the call would
@@ -305,9 +307,9 @@ class HumanAsker:
         return answer.model_copy(update={"metadata": metadata})
 
     async def _park(self, stored: StoredApproval, claimed: ClaimedCall, call: CallContext) -> str:
-        """Store a call, and return the id of its approval.
+        """Store a call that waits for approval, and return the id of its approval.
 
-        From now on, the approval owns the call's idempotency key.
+        The call's idempotency key now belongs to the approval, and no longer to the running call.
         """
         held = claimed.permitted.request.held
         call.parked_as = approval_id = await self.requests.create(stored, held)
@@ -333,8 +335,9 @@ class StoredCalls:
         """Return the request of a stored call, with the authority that its caller has now.
 
         If `arguments` are given, they replace the stored arguments. The request's principal is None
-        if the caller may no longer make calls. Options that this engine does not know are left out;
-        `ApprovalScheduler.permit_again` refuses such a call.
+        if the caller may no longer make calls. The request omits stored options that this engine
+        does not know. A call with such options cannot run: `ApprovalScheduler.permit_again` refuses
+        it.
         """
         approval, request = stored.approval, stored.request
         return CallRequest(

@@ -57,9 +57,9 @@ class Language(StrEnum):
 
 
 class Look(StrEnum):
-    """A check that an attack makes in addition, from outside the wall. Every attack is also checked
-    for its duration and for whether it reached the bait (the objects on this host that attacks try
-    to reach).
+    """An additional check of an attack, made from outside the wall. Without any `Look`, an attack
+    is checked only for its duration and for whether it reached the bait (the objects on this host
+    that attacks try to reach).
     """
 
     PROCESSES = "processes"
@@ -81,7 +81,9 @@ class Look(StrEnum):
 
 
 class Value(Enum):
-    """Placeholders for an expected value, for attacks that may end with any of several values."""
+    """Placeholders that stand for many expected values. They are used for attacks whose exact value
+    cannot be predicted.
+    """
 
     ANYTHING = "anything"
     SOMETHING = "something"

@@ -104,11 +104,12 @@ class Bait:
     # -- checks afterwards ---------------------------------------------------------------------
 
     def losses(self, answer: str) -> list[str]:
-        """Return a description of each loss since the last call of this method. A loss means that
-        an attack changed the bait, that `answer` contains the bait's secret word, or that a
-        listener of the bait received the word which programs must not be able to send there.
+        """Return a description of each loss since the last call of this method. Restore the bait if
+        it was changed.
 
-        `answer` is all data that the program returned, as text. Changed bait is restored.
+        A loss is one of these: an attack changed the bait; `answer`, which is all data that the
+        program returned as text, contains the bait's secret word; a listener of the bait received
+        the knock, a word that every program has but must not be able to deliver.
         """
         lost = []
         self._settle()
@@ -168,8 +169,9 @@ class Bait:
             self.process.stdin.close()
 
     def _listen(self) -> None:
-        """Start to listen on loopback, on the host's other addresses, and on an abstract socket for
-        the knock, a word that every program has but must not be able to deliver.
+        """Open the bait's listeners: on loopback, on the host's other addresses, and on an abstract
+        socket. A thread records which listeners receive the knock, a word that every program has
+        but must not be able to deliver.
         """
         first = socket.create_server((LOOPBACK, 0))
         self.port: int = first.getsockname()[1]
@@ -198,8 +200,9 @@ class Bait:
         self._try_out(listeners)
 
     def _try_out(self, listeners: dict[str, socket.socket]) -> None:
-        """Send the word for which the listeners wait (the knock) to each listener from the host
-        itself, because a broken listener would prove nothing.
+        """Check that each listener of the bait works: send it the knock, the word for which it
+        listens, from the host itself. Without this check, a broken listener would make a wall seem
+        to hold.
 
         Raises:
             BaitFailed: the word did not arrive at a listener.

@@ -107,10 +107,11 @@ PART_BYTES = 7
 class Service(ThreadingHTTPServer):
     """A service on loopback that programs may read from but not write to.
 
-    The service answers with the request that it received. It records each write, which is a loss
-    for the wall. `/?to=URL` redirects, and `/?fill=TEXT` gives a long answer. `/?keep` stores the
-    `Authorization` header of its request. `/kept` answers with the stored header, or with the part
-    of it that the request selects.
+    The service answers with the path and the headers of the request. It records each write, which
+    is a loss for the wall. `/?to=URL` redirects, and `/?fill=TEXT` gives a long answer. `/?keep`
+    stores the `Authorization` header of its request, and `/kept` answers with the stored header. If
+    the request to `/kept` has the parameter `part` or a range header, the answer is only this part
+    of the stored header.
     """
 
     daemon_threads = True

@@ -57,8 +57,8 @@ known."""
 
 @dataclass
 class Looked:
-    """The results of the checks from outside, as text. `faults` describes the failed checks, and
-    `seen` the passed checks.
+    """The results, as text, of the checks that the host makes from outside the wall. `faults`
+    describes the failed checks, and `seen` the passed checks.
     """
 
     faults: list[str] = field(default_factory=list)
@@ -195,8 +195,8 @@ class _Trial:
     cure: str = ""
 
     async def tried(self) -> Line:
-        """Run the attack, unless `why_untried` is already set, and return its line of the
-        scorecard.
+        """Run the attack, and return its line of the scorecard. If `why_untried` already gives a
+        reason against running the attack, only return the line.
         """
         began = time.monotonic()
         try:

@@ -147,7 +147,9 @@ class Containers:
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """A wall that is ready for attacks, and the means to observe it."""
+    """A wall that is ready for attacks, with its guest's process id or its containers, through
+    which the host observes it.
+    """
 
     wall: Wall
     hello: Language

@@ -52,9 +52,10 @@ class Finding:
     """One place at which the chain is broken.
 
     `problem` is `removed` (rows are missing before this row), `cut` (rows are missing at the end),
-    `order` (the row comes too late), `altered` (the row does not follow from the previous row),
-    `anchor` (the row differs from its anchor), `no_key` (the row's key is missing) or `key_changed`
-    (the key was not announced, or is not the announced key).
+    `order` (the row's number is not higher than that of the previous row), `altered` (the row does
+    not follow from the previous row), `anchor` (the row differs from its anchor), `no_key` (the
+    row's key is missing) or `key_changed` (the row's key is not the key that an earlier row
+    announced, or the announcement is invalid).
     """
 
     seq: int
@@ -166,8 +167,10 @@ class _Walk:
         )
 
     def _step_over(self, row: AuditRow) -> bool:
-        """Check the row's number, and report it if it is wrong. Return True if verification can
-        continue with this row, False if the row must be skipped.
+        """Check the number of a row that is not the successor of the last row's number, and report
+        a wrong number. The first row of a part of a chain may have any number.
+
+        Return True if verification can continue with this row, False if the row must be skipped.
         """
         if row.seq <= self._last or row.seq < 1:
             self._find(row.seq, "order", f"row {row.seq} comes after row {self._last}")
@@ -200,7 +203,9 @@ class _Walk:
             self._rotate(row, next_key_of(row.body))
 
     def _lack_key(self, row: AuditRow) -> None:
-        """Report that the key of a row is missing, unless an earlier row has the same key."""
+        """Report that the key of a row is missing, unless this was already reported for an earlier
+        row with the same key.
+        """
         if row.key_id not in self._lacking:
             self._lacking.add(row.key_id)
             message = f"rows under the key {row.key_id[:40]}, which is missing, cannot be checked"

@@ -53,8 +53,8 @@ async def call_tools(
 
 
 def _response(engine: Engine, texts: Sequence[bytes]) -> Response:
-    """Return a response whose success envelope has `texts`, which are already JSON, as
-    `data.results`.
+    """Return a response with a success envelope. `texts` are the results as JSON, which become the
+    list `data.results` of the envelope.
     """
     head, results, tail = encode_envelope(engine.answer({"results": []})).partition(b'"results":[')
     content = b"".join((head, results, b",".join(texts), tail))

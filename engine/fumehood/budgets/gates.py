@@ -30,8 +30,8 @@ class RateGate(Gate):
         self._rates = rates
 
     def excess(self, validated: ValidatedCall) -> Excess | None:
-        """Return the rate limit that would refuse the call now, or None if none would. No start is
-        reserved.
+        """Return the rate limit that would refuse the call now, or None if no limit would refuse
+        it. No start is reserved.
         """
         per_minute = validated.tool.definition.rate_limit
         over = self._rates.exceeded(spender_of(validated), per_minute)
@@ -42,7 +42,9 @@ class RateGate(Gate):
 
     async def hold(self, permitted: PermittedCall, *, is_let_pass: bool) -> Hold | None:
         """Reserve one start for the call in each rate limit that applies to the call. Return None
-        if no rate limit applies. `is_let_pass` is ignored.
+        if no rate limit applies.
+
+        `is_let_pass` is always False, because humans cannot allow a call to exceed a rate limit.
 
         Raises:
             RateLimited: a limit would stay exceeded for longer than it lets calls wait.
@@ -141,8 +143,8 @@ def _in_words(over: Exceeded) -> str:
 
 
 def spender_of(validated: ValidatedCall) -> Spender:
-    """Return who makes the call, and with which tool. Budgets and rate limits count calls by
-    this.
+    """Return the caller and the tool of a call. Budgets and rate limits count calls by these
+    values.
     """
     request = validated.request
     return Spender(

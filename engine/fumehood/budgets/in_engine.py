@@ -55,8 +55,9 @@ class Spending(EnginePart):
         the names of the registered tools.
 
         A budget from the engine's configuration stays in use, unless the policy file has a budget
-        with the same name. Log a warning for each budget that covers no registered tool. The first
-        call of this method also does so for each rate limit.
+        with the same name. Log a warning for each budget that covers no registered tool. On the
+        first call of this method, also log a warning for each rate limit that covers no registered
+        tool, and read the budgets' counters from the database.
         """
         log = self.kernel.log
         more: tuple[BudgetRule, ...] = values.get("budgets", ())

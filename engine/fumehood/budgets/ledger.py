@@ -96,8 +96,9 @@ class LimitedRule:
         return CounterKey(self.rule.name, subject, period, self.unit)
 
     def counts_by(self, key: CounterKey, day: str) -> bool:
-        """Whether the stored counter with the key `key` still fits this rule on `day`. It does not
-        if the rule's `per` or `period` has changed since the counter was stored.
+        """Whether the stored counter with the key `key` still fits this rule on `day`. A counter of
+        an earlier day does not fit a daily budget. A counter also does not fit if the rule's `per`
+        or `period` has changed since the counter was stored.
         """
         of = key.subject
         spender = Spender(of.principal or "", of.agent, of.session, of.tool or "")
@@ -172,7 +173,7 @@ class Account:
         return datetime(day.year, day.month, day.day, tzinfo=UTC) + timedelta(days=1)
 
     def is_for(self, principal: Principal | None) -> bool:
-        """Whether the counter limits `principal`. If `principal` is None, True."""
+        """Whether the counter limits `principal`. If `principal` is None, the result is True."""
         if principal is None:
             return True
         owner, agent, names = self.key.subject.principal, self.key.subject.agent, self.rule.rule
@@ -194,12 +195,12 @@ class Account:
 
     @property
     def next_mark(self) -> int:
-        """The mark that the next write stores. The mark is the amount up to which calls may use the
-        budget before the engine must write again, and all of it counts as spent after a crash.
+        """The mark that the next write stores. A mark is the amount up to which calls may use the
+        budget before the engine must write again. After a crash, the whole mark counts as spent.
 
-        The mark is above the used amount, but above the budget's limit only if the used amount is.
-        Its distance from the used amount grows with the use since the engine's start. So an engine
-        that is killed often never loses more of a budget than it uses.
+        The mark is above the used amount. It is at most the budget's limit, unless more than the
+        limit is already used. The more has been used since the engine's start, the further the mark
+        is above the used amount. So an engine that is killed often loses little of a budget.
         """
         limit, since_start = self.rule.limit, self.used - self.began
         ahead = min(limit // BLOCKS, max(limit // STEPS, since_start // 2))
@@ -355,8 +356,8 @@ class Budgets:
     async def reserve(
         self, spender: Spender, estimate: Amounts, *, force: bool = False
     ) -> Reservation:
-        """Hold the expected cost of a call in all budgets that cover it. If `force` is True, do so
-        even if too little is left.
+        """Hold the expected cost of a call in all budgets that cover the call. If `force` is True,
+        hold the cost even if too little is left.
 
         Raises:
             QuotaExceeded: a budget has too little left. The error contains the remaining amount and
@@ -554,9 +555,9 @@ class Budgets:
         await self._table.give_back(rows, self._now())
 
     def _may_forget(self, account: Account) -> bool:
-        """Whether the counter can be dropped from memory. It can if it holds nothing and one of
-        these is true: its day has ended; it belongs to a session and was not used since this method
-        last checked it.
+        """Whether the counter can be dropped from memory. This requires that the counter holds
+        nothing for running calls. In addition, its day must have ended, or it must belong to a
+        session and be unused since this method last checked it.
         """
         was_used, account.was_used = account.was_used, False
         is_idle_session = account.key.subject.session is not None and not was_used
@@ -575,8 +576,9 @@ def estimate_of(tool: ToolDefinition, arguments: JsonObject, counter: TokenCount
     """Return the expected cost of a call: one call, the tokens of its arguments, and the tool's
     `cost_per_use`.
 
-    `arguments` are the arguments that the caller gave, because only their tokens count. The cost of
-    the answer, of the tool itself and of resources is only known after the call.
+    `arguments` must omit the arguments that the agent's configuration fixes, because their tokens
+    do not count. The cost of the answer, of the tool itself and of resources is only known after
+    the call.
     """
     text = strict_json.dumps(arguments).decode()
     return Amounts(1, counter.count(text, TextKind.JSON), tool.cost_per_use)

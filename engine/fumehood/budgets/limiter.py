@@ -120,7 +120,7 @@ class Exceeded(NamedTuple):
     """The limit that prevents a call from starting now, and the delay after which the call may
     start.
 
-    If several limits prevent the call, this is the one that does so for the longest time.
+    If several limits prevent the call from starting, `limit` is the limit with the longest delay.
     """
 
     limit: Limit
@@ -163,8 +163,9 @@ class _Count:
     def allows_at(self, limit: Limit, now_ns: int, *, before: int | None = None) -> int:
         """Return the time at which one more call may start, in nanoseconds of the monotonic clock.
 
-        Calls that have reserved their start, and calls that wait, go first. If `before` is given,
-        only waiting calls with a lower number than `before` go first.
+        The new call starts after all calls that have reserved their start, and after the calls that
+        wait. If `before` is given, only those waiting calls count whose number is lower than
+        `before`.
         """
         ahead_ns = self.held_ns
         if self.waiters:
@@ -240,8 +241,9 @@ class RateLimits:
         self._load()
 
     def exceeded(self, caller: Spender, per_minute: int | None) -> Exceeded | None:
-        """Return the limit that would refuse a call made now, because the call would have to wait
-        longer than the limit lets calls wait. Return None if no limit would. Nothing is reserved.
+        """Return the limit that would refuse a call now, or None if no limit would refuse it. A
+        limit refuses a call that would have to wait longer than the limit lets calls wait. Nothing
+        is reserved.
 
         `per_minute` is the rate in the tool's definition, or None if the definition has no rate.
         """
@@ -254,12 +256,12 @@ class RateLimits:
         return _refused(over, now_ns, now_ns)
 
     async def hold(self, caller: Spender, per_minute: int | None) -> RateHold | None:
-        """Reserve one start for a call in each limit that applies to it. Return None if no limit
-        applies.
+        """Reserve one start for a call in each limit that applies to the call. Return None if no
+        limit applies.
 
-        If limits are exceeded, wait as long as they let calls wait. Calls that arrived earlier go
-        first. `per_minute` is the rate in the tool's definition, or None if the definition has no
-        rate.
+        If a limit is exceeded, wait until the call may start, at most for as long as the limit lets
+        calls wait. Calls that arrived earlier go first. `per_minute` is the rate in the tool's
+        definition, or None if the definition has no rate.
 
         Raises:
             RateLimited: a limit would stay exceeded for longer than it lets calls wait. The error
@@ -276,9 +278,8 @@ class RateLimits:
         return RateHold(self, counts)
 
     def count(self, counts: _Counts) -> None:
-        """Count one started call in each limit. This ends the reservation that the call had there.
-        The new counts are written to the database shortly afterwards, together with those of other
-        calls.
+        """Count one started call in each limit. This ends the call's reservations. The new counts
+        are written to the database shortly afterwards, together with the counts of other calls.
         """
         now_ns = self._now_ns()
         if not self._unwritten:
@@ -310,9 +311,8 @@ class RateLimits:
         ]
 
     async def prune(self, now: datetime) -> int:
-        """Forget the counts of limits that have recovered completely, so that a whole burst is
-        possible again. Also delete expired rows from the database. Return the number of deleted
-        rows.
+        """Drop from memory the counts whose whole burst can be used again. Also delete expired rows
+        from the database. Return the number of deleted rows.
 
         Raises:
             WriteFailed: the database failed. The next run deletes what is left.
@@ -331,8 +331,11 @@ class RateLimits:
                 count.free_ns = now_ns + min(left_ns, of_rule or MINUTE_S * SECOND_NS)
 
     async def _wait(self, limits: Sequence[Limit], caller: Spender, arrived_ns: int) -> RateHold:
-        """Wait until no limit is exceeded, then reserve one start in each limit. Each round waits
-        for the exceeded limit that will be the last to let the call start.
+        """Wait until no limit is exceeded, then reserve one start in each limit. `arrived_ns` is
+        the time at which the call arrived, in nanoseconds of the monotonic clock.
+
+        While limits are exceeded, wait for the limit with the longest delay, and then check all
+        limits again.
 
         Raises:
             RateLimited: a limit would stay exceeded for longer than it lets calls wait.
@@ -417,11 +420,12 @@ async def _queue(count: _Count, me: _Waiter, seconds: float) -> None:
 
 
 def _refused(over: Iterable[tuple[int, Limit]], now_ns: int, arrived_ns: int) -> Exceeded | None:
-    """Return the limit that refuses a call, or None if none does.
+    """Return the limit that refuses a call, or None if no limit refuses it. If a limit refuses the
+    call, the returned limit is the exceeded limit with the longest delay.
 
-    `over` contains pairs: the time from which a limit lets the call start, and the limit. A limit
-    refuses the call if the call would wait, since `arrived_ns`, longer than the limit lets calls
-    wait.
+    `over` contains pairs of the time from which a limit lets the call start, and the limit. A limit
+    refuses the call if the time from the call's arrival (`arrived_ns`) to its start would be longer
+    than the limit lets calls wait. All times are in nanoseconds of the monotonic clock.
     """
     late = [one for one in over if one[0] > now_ns]
     if all(at_ns <= arrived_ns + limit.max_wait_ns for at_ns, limit in late):

@@ -55,8 +55,8 @@ class CounterKey(NamedTuple):
 
 
 class CounterRow(NamedTuple):
-    """The stored amounts of one counter. Calls have used the amount `settled`. They may have used
-    everything up to `reserved`, which is the counter's mark.
+    """The stored amounts of one counter. `settled` is the amount that calls have used. `reserved`
+    is the counter's mark, that is, an amount up to which calls may have used the counter.
     """
 
     key: CounterKey
@@ -110,9 +110,10 @@ class CounterTable:
         self._database.write_soon(_writing(_RAISE, rows, at))
 
     async def give_back(self, rows: Sequence[CounterRow], at: datetime) -> None:
-        """Lower the marks (the amounts that count as spent after a restart) to the field `reserved`
-        of each row. Until this call returns, no call of a tool may use the amounts above the lower
-        marks.
+        """Lower the marks in the database to the field `reserved` of each row. A mark is the amount
+        that counts as spent after a restart.
+
+        Until this method returns, the caller must not let calls use more than these lower marks.
 
         Raises:
             WriteFailed: the marks are unchanged.

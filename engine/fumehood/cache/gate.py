@@ -119,8 +119,8 @@ def _deciding_arguments(permitted: PermittedCall, chosen: Iterable[str]) -> Json
 
 
 class _Flying(Hold):
-    """What the cache holds for one running call: its flight, on which identical calls may wait for
-    the call's answer.
+    """The hold of one running call whose answer goes to the cache. It ends the call's flight, on
+    which identical calls wait for the answer.
     """
 
     metadata: Mapping[str, Any] = MappingProxyType({"cache": _MISS})
@@ -147,7 +147,7 @@ class _Flying(Hold):
         )
 
     def close(self) -> None:
-        """If the answer has not been shared, let one of the identical calls that wait for it run
-        instead.
+        """Let one of the waiting identical calls run instead, if this call's answer has not been
+        shared.
         """
         self._flight.close()

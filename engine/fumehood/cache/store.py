@@ -278,7 +278,7 @@ class ResultCache:
 
     async def _of_others(self, key: str) -> CachedAnswer | None:
         """Wait for the identical calls that are running. Return the first answer, or None if all of
-        them end without one.
+        these calls end without an answer.
         """
         while (flight := self._flights.get(key)) is not None:
             await flight.over.wait()

@@ -33,15 +33,17 @@ HEALTHY, FAILING = 0, 1
 
 
 def health_of(error: EngineError | None, *, was_hurried: bool = False) -> int | None:
-    """Return what the end of a request says about the service: HEALTHY, FAILING, or None if it says
-    neither. `error` is the error with which the request ended, or None if it succeeded.
+    """Return what the end of a request says about the service: HEALTHY, FAILING, or None if the end
+    says nothing about the service. `error` is the error with which the request ended, or None if
+    the request succeeded. `was_hurried` says whether the request had less time than its tool
+    allows.
 
     * Timeouts, broken connections and 5xx responses mean FAILING.
     * Any other answer means HEALTHY, even a refusal of the caller's arguments.
     * A request that never reached the service, was cancelled, or exceeded a rate limit says
-      neither.
-    * A timeout says neither if the request `was_hurried`, which means that it had less time than
-      its tool allows. Otherwise a caller could make the engine suspend a service for everybody.
+      nothing.
+    * A timeout of a hurried request says nothing. Otherwise, a caller could make the engine suspend
+      a service for everybody.
     """
     if error is None:
         return HEALTHY
@@ -141,8 +143,8 @@ class Circuit:
             )
 
     def leave(self, generation: int, health: int | None) -> None:
-        """End a permit. `health` is what its request says about the service, or None if it says
-        nothing.
+        """End a permit. `health` is the result of `health_of` for the permit's request: HEALTHY,
+        FAILING or None.
 
         `generation` is the number of changes of the circuit's state when the permit was given. If
         the state has changed since then, the permit has no effect.
@@ -259,12 +261,13 @@ class Circuits:
 
 
 class CircuitSettings(Value):
-    """When the circuit to a service opens, and how it closes again. The settings apply to every
-    service.
+    """When the circuit breaker of a service opens, that is, suspends the requests to the service,
+    and how it closes again. The settings apply to every service.
 
-    A circuit opens as soon as at least `min_failures` requests in the window have failed, and these
-    are at least the fraction `failure_rate` of all requests in the window. Each failed trial
-    request doubles the time for which the circuit stays open.
+    A circuit opens when, within the last `window_seconds`, at least `min_failures` requests have
+    failed, and the failed requests are at least the fraction `failure_rate` of all requests. After
+    `open_seconds`, the circuit lets `trials` trial requests through. If a trial request fails, the
+    circuit opens again for twice as long, up to `max_open_seconds`.
     """
 
     window_seconds: float = Field(default=60, ge=1, le=3600)

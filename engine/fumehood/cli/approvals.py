@@ -321,10 +321,10 @@ def _holds(rule: RememberedRule) -> bool:
 
 
 def _looked_at(given: Sequence[str], version: int | None) -> dict[str, int | None]:
-    """Parse words of the form `ID[@VERSION]`, which name approvals.
+    """Parse words of the form `ID[@VERSION]`, which name approvals. Return a dictionary from each
+    id to the version that the user has seen.
 
-    Return a dictionary from each id to the version that the user has seen. For a word without a
-    version, this is `version` (the option `--version`), which may be None.
+    A word without a version gets the version `version` (the option `--version`), which may be None.
     """
     if version is not None and (len(given) > 1 or "@" in given[0]):
         fail("--version takes one approval. For several, use ID@VERSION.", ExitCode.USAGE)
@@ -419,8 +419,8 @@ def _followed(client: ControlClient) -> Iterator[Approval]:
     """Yield the approvals whose calls wait or run, oldest first. Then, for ever, yield each
     approval that is new or has changed.
 
-    An approval whose call has ended is only noticed if it is among the newest `PAGE` approvals, or
-    if its call was waiting or running when this function last looked.
+    This function only finds approvals whose call waits or runs, approvals that were in such a state
+    when it last looked, and the newest `PAGE` approvals.
     """
     changes = client.approvals.next_change(-1)
     seen: dict[str, Approval] | None = None

@@ -199,8 +199,8 @@ def _fetch_all(
 ) -> JsonObject:  # fmt: skip
     """Print the items of all pages, each on its own line, and end the command with exit code 0.
 
-    This function only returns if a call fails, or if the tool is not paginated. It then returns the
-    envelope of that call. The items of earlier pages have been printed.
+    If a call fails, or if the tool is not paginated, return the envelope of that call instead. By
+    then, the items of earlier pages are already printed.
     """
     pages, shown = Pages(arguments, MAX_ITEMS), 0
     while not pages.is_over:

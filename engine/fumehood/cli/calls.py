@@ -345,8 +345,9 @@ def show_usage(table: UsageTable) -> None:
 
 
 def write_csv(table: UsageTable, file: TextIO) -> None:
-    """Write a usage table as CSV: one line for each group and currency, so that each cell has an
-    amount in one currency.
+    """Write a usage table as CSV. Each group has one line for each currency, so that each cell has
+    an amount in only one currency. The sums of a group cover all currencies, and are only on its
+    first line.
     """
     writer = csv.writer(file, quoting=csv.QUOTE_NONNUMERIC, lineterminator="\r\n")
     writer.writerow([*table.by, *_SUMS, "cost", "currency"])

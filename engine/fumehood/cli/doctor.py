@@ -282,8 +282,8 @@ def _limits(config: Config) -> Iterator[Finding]:
 
 
 def limit_findings(name: str, wall: ProcessWall, if_not: Verdict) -> Iterator[Finding]:
-    """Yield a finding for each limit of a wall. A limit that is not enforced gets the verdict
-    `if_not`.
+    """Yield a finding for each fault and for each limit of a wall. `name` is the wall's name. A
+    fault, or a limit that is not enforced, gets the verdict `if_not`.
 
     To check the limits, a guest is started, which attacks its own wall and reports the results.
     """
@@ -343,8 +343,8 @@ def show_findings(findings: Sequence[Finding], *, verbose: bool) -> None:
 def _is_well(finding: Finding) -> bool:
     """Return True if a finding needs no attention.
 
-    A finding with a remedy needs attention, even if its verdict is `ok`, as for a missing optional
-    image.
+    A finding with a remedy needs attention, even if its verdict is `ok`. For example, the finding
+    for a missing optional image has the verdict `ok` and a remedy.
     """
     return finding.verdict == "ok" and not finding.cure
 

@@ -34,11 +34,12 @@ class ExitCode(IntEnum):
 
 
 def exit_code_of(envelope: Envelope | JsonObject) -> int:
-    """Return the exit code for an answer.
+    """Return the exit code for an answer: 0 for a success, and otherwise the exit code that belongs
+    to the error's code. An error code that only the tool defines gives 1.
 
-    An error with a code that only the tool defines gives 1. An error which says that the call needs
-    approval normally gives the code for a waiting call. If it contains no approval id, it gives 1,
-    because there is no approver and the call does not wait.
+    An error which says that the call needs approval gives the exit code for a waiting call only if
+    the error contains an approval id. Otherwise, the exit code is 1, because there is no approver,
+    and the call does not wait.
     """
     error = document_of(envelope)["error"]
     if error is None:

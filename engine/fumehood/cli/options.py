@@ -99,8 +99,8 @@ UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 @contextmanager
 def local(what: object, words: str = "cannot be used") -> Iterator[None]:
-    """End the command with a message if the block raises OSError. The message consists of `what`,
-    which is the file or directory, of `words`, and of the system's reason.
+    """End the command with a message if the block raises OSError. `what` is the file or directory.
+    The message consists of `what`, `words` and the system's reason.
     """
     try:
         yield
@@ -165,7 +165,9 @@ def one_line(value: str, columns: int) -> str:
 
 
 def pages(fetch: Callable[..., Any]) -> Iterator[Any]:
-    """Yield all pages of a list. `fetch(cursor=…)` must return one page."""
+    """Yield all pages of a list. `fetch` is called with the keyword argument `cursor`, which is
+    None for the first page, and must return the page that begins there.
+    """
     cursor = None
     while True:
         page = fetch(cursor=cursor)

@@ -29,9 +29,9 @@ def plain(
     scope: str | None = ADMIN,
     name: str = "",
 ) -> None:
-    """Add a command to `group` that calls `method`, such as `agents.show`, of a client. `words` is
-    the command's help text. The command has the last word of `method` as its name, or `name` if
-    given.
+    """Add a command to `group` that calls a method of a client. `method` is the method's name, such
+    as `agents.show`, and `words` is the command's help text. The command has the name `name` or, if
+    `name` is empty, the last word of `method`.
 
     The other arguments are those of `plain_command`.
     """
@@ -48,12 +48,13 @@ def plain_command(
     check: Callable[[str], None] | None = None,
     scope: str | None = ADMIN,
 ) -> Callable[..., None]:
-    """Return a command that calls `method`, such as `agents.show`, of a client.
+    """Return a command that calls a method of a client. `method` is the method's name, such as
+    `agents.show`.
 
-    `show` prints the answer. Without `show`, nothing is printed. `arguments` maps each of the
-    method's arguments to its type or, for a keyword argument, to its type and default. `check`
-    validates the first argument. `scope` is the scope that the credential for the control socket
-    needs. If `scope` is None, the command uses the callers' socket instead.
+    `show` prints the method's answer. If `show` is None, nothing is printed. `arguments` maps each
+    of the method's arguments to its type or, for a keyword argument, to its type and default.
+    `check` validates the first argument. `scope` is the scope that the credential for the control
+    socket needs. If `scope` is None, the command uses the callers' socket instead.
     """
     required = {one: kind for one, kind in (arguments or {}).items() if not isinstance(kind, tuple)}
     optional = {one: kind for one, kind in (arguments or {}).items() if isinstance(kind, tuple)}

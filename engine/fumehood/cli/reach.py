@@ -71,12 +71,13 @@ def calling(
     is_call: bool = False,
     token_file: Path | None = None,
 ) -> Iterator[Client]:
-    """Connect to the callers' socket, and yield the client. An exception of the client ends the
-    command.
+    """Connect to the callers' socket, and yield the client. If the block raises an exception of the
+    client, the command ends with a message.
 
-    If `is_payload` is True, standard output is meant for other data than an envelope. A refusal is
-    then printed as a message on standard error, unless `as_json` is True. If `is_call` is True, the
-    configuration is not checked, because the check takes longer than a call.
+    `is_payload` says that the command writes data to standard output that is not an envelope. A
+    refusal by the engine is then printed as a message on standard error, unless `as_json` is True.
+    If `is_call` is True, the configuration is not checked, because the check takes longer than a
+    call.
     """
     from fumehood.client import Client
 
@@ -361,9 +362,8 @@ def read_socket_path(config: Config, *, control: bool = False) -> Path:
 
 
 def find_socket(given: Path | None = None, *, control: bool = False) -> Path:
-    """Return the path of the callers' socket or, with `control`, of the control socket.
-
-    This is `given`, or the configured path if `given` is None.
+    """Return the path of the control socket if `control` is True, otherwise the path of the
+    callers' socket. If `given` is not None, return this path, otherwise the configured path.
     """
     try:
         if given is not None:

@@ -215,10 +215,10 @@ def _in_a_copy(
     timeout: float | None, socket: Path | None, *, as_json: bool,
 ) -> None:  # fmt: skip
     """Run `command` in a copy of the directory `top`, and end this command. If `top` is None, only
-    return.
+    check that `command` is a single word, and return.
 
     `wishes` are the options of the new session. `others` are the values of options that cannot be
-    combined with `--project`; if one of them is set, the command ends with an error.
+    combined with `--project`; if any of these values is set, this command ends with an error.
     """
     if top is None:
         if len(command) > 1:
@@ -338,7 +338,7 @@ def _lines(fields: JsonObject, stderr: str, *, with_files: bool) -> list[str]:
 
 
 def _whole(fields: JsonObject, name: str, download: Download) -> str:
-    """Return the whole text of `stdout` or `stderr`.
+    """Return the whole text of the program's output stream `name`, which is `stdout` or `stderr`.
 
     The text is downloaded if the answer contains only its beginning and end.
     """

@@ -152,7 +152,9 @@ def new_session(
 def _maker(
     top: Path | None, *, everything: bool
 ) -> Callable[[Client, dict[str, Any]], SessionRecord]:
-    """Return the function that makes a session, with a copy of the directory `top` if it is given.
+    """Return the function that makes a session. If `top` is given, the function also copies this
+    directory into the session; `everything` then says whether to copy files that `.gitignore`
+    excludes.
 
     End the command if the part that copies directories is missing.
     """

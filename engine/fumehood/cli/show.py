@@ -118,9 +118,10 @@ class Column(NamedTuple):
 
 
 def as_document(found: Any, _: bool = True) -> None:
-    """Print a model, or a list of models, as JSON. The JSON is printed even on a terminal.
+    """Print a model, or a list of models, as JSON, even on a terminal.
 
-    The second argument is ignored. It only makes this function a `Show`.
+    The second argument says whether the user requested JSON. It is ignored, and exists only because
+    every function of the type `Show` takes it.
     """
     is_list = isinstance(found, list | tuple)
     show_json([_dumped(one) for one in found] if is_list else _dumped(found))
@@ -159,7 +160,11 @@ def _dumped(found: Any) -> Any:
 
 
 def show_envelope(envelope: Envelope | JsonObject, *, as_json: bool) -> None:
-    """Print an envelope as JSON, or as text: the fields that are not empty, and a summary."""
+    """Print an envelope as JSON if `as_json` is True, otherwise as text.
+
+    The text has the error or the fields of the result, without empty fields. It also has the
+    warnings, and a last line that summarises the call.
+    """
     document = document_of(envelope)
     if as_json:
         show_json(document)
@@ -395,8 +400,8 @@ def show_table(fields: Sequence[Column], rows: Sequence[Sequence[str]]) -> None:
 def fitting(fields: Sequence[Column], rows: Sequence[Sequence[str]], width: int) -> list[int]:
     """Return the indexes of the columns to show in a table that is `width` characters wide.
 
-    Columns are left out, the highest `drop` first, until all others are wide enough to be read. A
-    column whose `drop` is 0 is never left out, even if the table is then too wide.
+    Columns are left out, the highest `drop` first, until there is enough room to read the remaining
+    columns. A column whose `drop` is 0 is never left out, even if the table is then too wide.
     """
     needed = [_readable(field, rows, index) + BETWEEN for index, field in enumerate(fields)]
     kept = list(range(len(fields)))

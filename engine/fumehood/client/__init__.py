@@ -32,7 +32,11 @@ __all__ = sorted(_HOMES)
 
 
 def __getattr__(name: str) -> Any:
-    """Import a name on first use, because a command needs only one of the four clients."""
+    """Import and return the object `name` of this package. Raises AttributeError if there is none.
+
+    An object's module is imported only on first use, so that a command does not load all four
+    clients although it needs only a single client.
+    """
     if name not in _HOMES:
         raise AttributeError(f"module 'fumehood.client' has no attribute {name!r}")
     import importlib

@@ -100,8 +100,8 @@ def ask_for_bytes(path: str, work_s: float = 0.0) -> ApiRequest[None]:
     """Create a request whose answer is raw bytes, without sending it. `path` is the whole address,
     and `work_s` is how many seconds the engine may work before it answers.
 
-    If the engine refuses the request, the request's `read` parses the refusal and raises Refused.
-    `read` is not used for the raw bytes.
+    The request's `read` function is used only if the engine refuses the request. It then parses the
+    refusal and raises Refused.
     """
 
     def refused(raw: bytes) -> None:

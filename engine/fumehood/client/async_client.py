@@ -141,8 +141,8 @@ class AsyncClient(AsyncBaseClient, AsyncCallerOperations):
 
         The caller may run the tool only if the decision is `allow`, and then only once. If the call
         waits for approval, the decision is `pending`. Repeat the same request to get the final
-        decision. `context` is everything else that determines the effect of the tool. `options` are
-        the fields of `DecisionOptions`.
+        decision. `context` is everything besides the arguments that determines the effect of the
+        tool. `options` are the fields of `DecisionOptions`.
 
         Raises:
             TypeError: an option is unknown.

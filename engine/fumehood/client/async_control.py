@@ -145,13 +145,18 @@ class AsyncControlledApprovals(AsyncControlApprovals):
         """Wait until approvals have changed, and return how many changes there have been so far.
 
         `after` is the number that an earlier call of this method returned. The method returns when
-        the number differs from `after`, or after `wait_s` seconds (25 at most).
+        the number differs from `after`, or after `wait_s` seconds (25 at most). With the default of
+        `after`, it returns immediately.
         """
         return (await self.changes(after, wait_s=wait_s)).changes
 
     async def changes(self, after: int = -1, *, wait_s: float = LONGEST_POLL_S) -> ApprovalChanges:
-        """Wait until approvals have changed, as `next_change` does. Return how many changes there
-        have been so far, and how many approvals are pending.
+        """Wait until approvals have changed. Return how many changes there have been so far, and
+        how many approvals are pending.
+
+        `after` is the number of changes that an earlier call returned. The method returns when the
+        number differs from `after`, or after `wait_s` seconds (25 at most). With the default of
+        `after`, it returns immediately.
         """
         query = {"after": after, "wait": wait_s}
         request = ask(

@@ -117,9 +117,10 @@ def require_listener(path: Path) -> None:
 
 
 class Progress:
-    """Records whether one attempt to send a request failed while the request's head was sent.
+    """Records whether an attempt to send a request failed while the request's head was sent.
 
-    If this is not recorded, the engine may have received the request.
+    After such a failure, the engine cannot have received the request. After any other failure, the
+    engine may have received it.
     """
 
     def __init__(self) -> None:
@@ -137,11 +138,10 @@ class Progress:
 
 
 def may_send_again(request: ApiRequest[Any], error: httpx2.HTTPError, progress: Progress) -> bool:
-    """Return True if a request that failed with `error` may be sent once more. `progress` belongs
-    to the failed attempt.
+    """Return True if a request that failed with `error` may be sent once more.
 
-    This is the case if the server closed the connection, and either the engine cannot have received
-    the request or the request is a GET.
+    A request may be sent again if the server closed the connection, and either the request is a GET
+    or the engine cannot have received the request. `progress` is the record of the failed attempt.
     """
     return isinstance(error, DROPPED) and (request.method == "GET" or progress.did_head_fail)
 

@@ -106,7 +106,9 @@ def chunks_of(source: bytes | BinaryIO, size: int | None) -> Iterator[bytes]:
 
 
 async def chunks_of_async(source: bytes | BinaryIO, size: int | None) -> AsyncIterator[bytes]:
-    """Yield the bytes in pieces, read in a thread so that the event loop is not blocked."""
+    """Yield the same pieces as `chunks_of`, and raise the same errors. A thread reads the pieces,
+    so that the event loop is not blocked.
+    """
     import anyio.to_thread  # not needed by commands, which are synchronous
 
     chunks = chunks_of(source, size)

@@ -133,8 +133,9 @@ def send_once(path: Path, request: ApiRequest[T], credential: str | None = None)
     """Send one request to the engine's socket `path`, and return its answer.
 
     Raises:
-        DaemonUnavailable: no engine answers, or the answer is incomplete. Exceptions of
-            `request.read`, except ValueError, are passed on.
+        DaemonUnavailable: no engine answers, the answer is incomplete, or `request.read` raises
+            ValueError because the answer does not come from an engine of this version. Other
+            exceptions of `request.read` are passed on.
     """
     headers = dict(request.headers)
     if credential is not None:

@@ -140,10 +140,11 @@ def sends_heading(approval: Approval) -> str:
 
 
 def _recipient(sends: JsonObject) -> ToolKind | None:
-    """Return the kind of tool whose calls name their recipient under a key that is in `sends`, or
-    None.
+    """Return the kind of tool whose `ToolKind.recipient` is a key of `sends`, or None if there is
+    no such kind.
 
-    Only the kinds of tools that parts of the engine add can have such a key, `ToolKind.recipient`.
+    `sends` describes what a call sends. Under the key `ToolKind.recipient`, a call of this kind of
+    tool names the recipient. Only kinds of tools that parts of the engine add can have such a key.
     """
     if not sends:
         return None
@@ -151,8 +152,8 @@ def _recipient(sends: JsonObject) -> ToolKind | None:
 
 
 def ending_in_words(approval: Approval) -> str:
-    """Describe how a call ended, if it ended differently than the approver decided. Return an empty
-    text for any other call.
+    """Describe why a call did not end as its approver decided: for example, because it expired, was
+    cancelled, or failed after the approval. Return an empty text for any other call.
     """
     has_started = approval.started_at is not None
     done = "It may have done a part of its work." if has_started else "Nothing was done."
@@ -222,8 +223,9 @@ def argument_name(name: str) -> str:
 
 
 def context_in(preview: JsonObject | None) -> JsonObject | None:
-    """Return the context that the caller of an `external:` tool sent with the request for a
-    decision. It is stored in `preview`. Return None if `preview` is None or contains anything else.
+    """Return the context that the caller of an `external:` tool sent with its request for a
+    decision. This context is stored as the only entry of the approval's `preview`. Return None for
+    any other `preview`.
     """
     context = preview.get("context") if preview is not None and len(preview) == 1 else None
     return context if isinstance(context, dict) else None
@@ -278,8 +280,9 @@ def entries_of(preview: JsonObject, what: str) -> list[JsonObject]:
 
 
 def is_shown(key: str, value: Any) -> bool:
-    """Return True if `preview_in_words` and the other functions of this module can describe the
-    field `key` of a preview, because `value` has the form that they know.
+    """Return True if the functions of this module, such as `preview_in_words`, can describe a
+    preview's field. `key` is the field's key, which they must know, and `value` is the field's
+    value, which must have the expected form.
     """
     if key == "counts":
         return isinstance(value, dict) and _KNOWN_COUNTS.issuperset(value)

@@ -173,7 +173,7 @@ class Events:
 
 
 class _Files:
-    """Adds the files of a run to the run's events."""
+    """Receives the files that a run returns, and adds them to the run's events."""
 
     def __init__(self, events: Events) -> None:
         self._events = events
@@ -186,7 +186,7 @@ class _Files:
 
 
 class _Passing:
-    """Passes the frames of one stream to the engine, without reading them."""
+    """Passes the frames of one stream to the engine, without parsing the frames."""
 
     def __init__(self, events: Events, kind: str) -> None:
         self._events = events
@@ -433,9 +433,10 @@ class Node:
         )
 
     async def drain(self, ticket: Ticket, *, is_drained: bool) -> None:
-        """Drain this node, so that it accepts no new calls and sessions, or resume the node.
+        """If `is_drained` is True, drain this node, so that it accepts no new calls and sessions.
+        Otherwise, let the node accept calls and sessions again.
 
-        This applies to all engines that have joined the node.
+        The change applies to all engines that have joined the node.
         """
         self._of(ticket)
         if is_drained:
@@ -562,8 +563,8 @@ class Node:
         return piece
 
     def cancel(self, ticket: Ticket, run_id: str) -> None:
-        """Cancel a run, so that the run's last event is its ending. If the order to start the run
-        has not arrived yet, the run will not start.
+        """Cancel a run. The run then ends, and its last event is `ending`. If the order to start
+        the run has not arrived yet, the run will not start.
         """
         joined = self._of(ticket)
         run = joined.runs.get(run_id)
@@ -589,7 +590,8 @@ class Node:
             getattr(run, name)(*values)
 
     async def dial(self, ticket: Ticket, run_id: str, address: str, port: int) -> int:
-        """Connect to an address for the engine's gateway, and return the connection's number.
+        """Connect to `address` and `port`, because the engine's gateway requests this for the
+        program of the run `run_id`. Return the connection's number.
 
         Raises:
             NetworkError: the address cannot be reached, or the program has ended or has too many

@@ -202,12 +202,12 @@ class Placer:
         )
 
     def _reserve(self) -> int:
-        """Return the number of free slots that this engine leaves to other engines. It is 0 unless
-        this engine uses at least its fair share of the slots.
+        """Return the number of free slots that this engine leaves to other engines. The number is 0
+        unless this engine uses at least its fair share of the slots.
 
-        The slots are kept free because an engine learns only after up to a second that another
-        engine has freed a slot. Without a reserve, the other engine would have used the slot again
-        by then.
+        The reserve lets an engine with less than its share get a slot. Such an engine learns up to
+        a second late that this engine has freed a slot. Without a reserve, this engine would have
+        used the slot again by then.
         """
         part = round(self._part, 6)  # the sum of many fractions is inexact
         has_more = part < self.slots and self._used >= part
@@ -233,10 +233,10 @@ class Placer:
     def _choose(self, request: PlaceRequest) -> PlacedNode | None:
         """Return the node for a request, or None if no node is free.
 
-        The first choice is a node where the request's trust domain has an idle container, the
-        second is a node with a warm container, and the third is the least loaded node. If other
-        engines use the nodes, the second and third choices are made among a few nodes that are
-        drawn at random.
+        The first choice is a node with an idle container, which an earlier call of the request's
+        trust domain used. The second choice is a node with a warm container, which was started in
+        advance for any domain. The third choice is the least loaded node. If other engines use the
+        nodes, the second and third choices are made among a few nodes that are drawn at random.
         """
         own = None if request.fresh else self._recall(request)
         if own is not None:
@@ -258,7 +258,9 @@ class Placer:
         return [node for _, number, node in entries if number == node.number][:DRAWN]
 
     def _search(self, kind: Kind) -> PlacedNode | None:
-        """Return the least loaded node with a warm container, or else the least loaded node.
+        """Return the least loaded node with a warm container of this `kind`, which was started in
+        advance. If none of the `MAX_COMPARED` least loaded nodes has such a container, return the
+        least loaded node.
 
         Return None if no node with the image has a free slot.
         """
@@ -283,12 +285,12 @@ class Placer:
             self._remembered -= len(self._idle.pop(next(iter(self._idle))))
 
     def _recall(self, request: PlaceRequest) -> PlacedNode | None:
-        """Return a node where the request's trust domain has an idle container, or None. That
-        container no longer counts as idle.
+        """Return a free node where the request's trust domain has an idle container, or None. The
+        container then no longer counts as idle.
 
-        A node without a free slot is skipped, and the domain's container on it is no longer
-        remembered. A full node has destroyed the container to make room. A drained node may still
-        have the container, but to remember it would slow each later call, and a call needs no idle
+        If a node has no free slot, forget that it has an idle container of the domain. A full node
+        has destroyed the container to make room. A drained node may still have the container, but
+        remembering the container would slow down every later call, and no call needs an idle
         container.
         """
         key = (request.domain, request.kind)

@@ -100,8 +100,8 @@ class Bridge:
         return self._actors[to].write_image.remote(its, transfer, piece), (key, to)
 
     def machines(self) -> Asked:
-        """Start the missing actors of the machines that are nodes. Return the ids of these
-        machines.
+        """Start the missing actors of the machines that are nodes. Return an awaitable list of the
+        ids of these machines, and an empty tuple, because no actor serves this request.
         """
         return self._machines(), ()
 

@@ -74,7 +74,8 @@ class RayPort:
         self._membership = membership
 
     async def call(self, method: str, *arguments: Any, **options: Any) -> Any:
-        """Call a method of the node and return its result.
+        """Call a method of the node and return its result. `options` are the method's keyword
+        arguments.
 
         Raises:
             NodeGone: the node cannot be reached.
@@ -157,8 +158,8 @@ class RayMembership:
         """Connect to the cluster, unless already connected.
 
         Raises:
-            SandboxUnavailable: the cluster cannot or must not be used, or the process that connects
-                to the cluster cannot be started.
+            SandboxUnavailable: the cluster cannot be reached, `probe` found that it must not be
+                used, or the process that connects to the cluster cannot be started.
         """
         if self._writer is not None:
             return
@@ -183,7 +184,8 @@ class RayMembership:
         """Return the address of the cluster's head, and Ray's authentication mode.
 
         Raises:
-            SandboxUnavailable: the cluster cannot or must not be used.
+            SandboxUnavailable: the cluster cannot be reached, or `probe` found that it must not be
+                used.
         """
         address, asks = probe(
             self._address,
@@ -302,8 +304,11 @@ def probe(
     The checks run in separate processes. `on_start` receives each process when it starts.
 
     Raises:
-        SandboxUnavailable: the cluster cannot or must not be used. The error's first sentence is
-            the cause, the second the remedy.
+        SandboxUnavailable: the cluster cannot be reached, this machine lacks the cluster's token,
+            or the cluster requires no token and must therefore not be used. A cluster without a
+            token may be used only if `allow_unauthenticated` is True, or if no other machine can
+            reach the cluster's head. The error's first sentence states the cause, and its second
+            sentence the remedy.
     """
     found, asks = _probed(address, mode="disabled", on_start=on_start)
     if asks and not has_token():

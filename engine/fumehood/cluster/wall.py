@@ -125,7 +125,9 @@ class NodePort(Protocol):
     """Identifies the node until the node is restarted."""
 
     async def call(self, method: str, *arguments: Any, **options: Any) -> Any:
-        """Call a method of the node, and return its result."""
+        """Call a method of the node, and return its result. `options` are the method's keyword
+        arguments.
+        """
 
     def tell(self, method: str, *arguments: Any) -> None:
         """Call a method of the node without waiting for the result."""
@@ -893,8 +895,8 @@ class ClusterWall(HasImages):
         self._wait_for(node_id)
 
     def _forget(self, lost: _Link) -> None:
-        """Remove a lost node from the list of nodes, if it was drained before and has no
-        sessions.
+        """Remove a lost node from the list of nodes, if the node was drained when it was lost, and
+        has no sessions.
         """
         node_id = lost.placed.id
         is_drained = lost.report is not None and lost.report.is_drained
@@ -902,7 +904,9 @@ class ClusterWall(HasImages):
             del self._names[node_id]
 
     def _wait_for(self, node_id: str) -> None:
-        """Give a lost node time to come back, and then declare its sessions lost."""
+        """Start a task that waits for a lost node to come back. If the node does not come back in
+        time, the task declares the node's sessions lost.
+        """
         if node_id not in self._waits:
             wait = self._waits[node_id] = object()
             self._start_soon(self._give_up, node_id, wait)
@@ -1022,7 +1026,9 @@ class ClusterWall(HasImages):
             start_soon(self._group, self._guarded, task, *arguments)
 
     async def _guarded(self, task: Callable[..., Any], *arguments: object) -> None:
-        """Await a task. If the task fails, log the error, because it must not end the engine."""
+        """Call `task` with the arguments and await the result. If `task` raises an exception, log
+        the exception, which would otherwise end the engine.
+        """
         try:
             await task(*arguments)
         except Exception as error:
@@ -1103,11 +1109,11 @@ class RemoteContainer:
         return self._wall.is_away(self.node)
 
     def stored(self, join: int = 0) -> tuple[SessionRecord, SessionHome]:
-        """Return the session's record and home, from which the session's node can take over the
-        container.
+        """Return the session's record and its home, which describes the session's container. The
+        session's node needs both to take over the container.
 
-        `join` is the number of times that the engine has joined the node since its start. If it is
-        higher, the home has a higher epoch, so the node knows that the home is newer.
+        `join` is the number of times that the engine has joined the node since the engine's start.
+        It is part of the home's epoch, so that the node can tell a newer home from an older home.
         """
         state, now = self._state, SessionStatus.ACTIVE
         if state.is_stopped or state.is_paused:
@@ -1166,9 +1172,10 @@ class RemoteContainer:
         await self._do("restore", copy)
 
     async def until_free(self) -> None:
-        """Resume or start the container if it is paused or stopped.
+        """Resume or start the container if it is paused or stopped. Otherwise, do nothing.
 
-        The node itself ensures before each run that nothing of the previous run is left.
+        There is nothing else to wait for, because the node itself ensures before each run that
+        nothing of the previous run is left.
         """
         if self.lost is None and (self.is_paused or self.is_stopped):
             await self._do("until_free")

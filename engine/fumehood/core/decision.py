@@ -62,8 +62,9 @@ class DecisionOptions(StrictValue):
 class DecisionBody(StrictValue):
     """The body of `POST /v1/decisions`.
 
-    `context` is everything else that determines the effect of the tool, such as the working
-    directory. Approvers see it, and the decision applies only to this context and these arguments.
+    `context` is everything besides the arguments that determines the effect of the tool, such as
+    the working directory. Approvers see the context, and the decision applies only to this context
+    and these arguments.
     """
 
     tool: ExternalName

@@ -268,8 +268,8 @@ class Envelope(_Value):
         """Return the whole content of the field with the dotted path `field`. `content` is the
         field's blob.
 
-        The content is returned as a text, with one exception: if the envelope left the field
-        `value` out, `content` is parsed as JSON.
+        The content is returned as a text. Only if `field` is `value`, and this envelope has null
+        instead of the value, `content` is parsed as JSON.
         """
         text = content.decode("utf-8", "replace")
         return json.loads(text) if field == "value" and self.at(field) is None else text

@@ -203,7 +203,7 @@ class OutcomeUnknown(HostError):
 
 
 class CallInProgress(CallerError):
-    """An equal call, or one with this idempotency key, is still running."""
+    """The same call, or another call with this idempotency key, is still running."""
 
     code = "CALL_IN_PROGRESS"
     http_status = 409

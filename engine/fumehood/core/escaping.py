@@ -76,12 +76,12 @@ def indented(text: str) -> str:
 
 
 def json_line(value: Any) -> str:
-    """Format a value as JSON on one line, for people."""
+    """Format a value as JSON on one line, with the escapes of `visible`, for display to people."""
     return visible(_one_style(json.dumps(value, ensure_ascii=False, allow_nan=False)))
 
 
 def json_lines(value: Any) -> str:
-    """Format a value as indented JSON, for people."""
+    """Format a value as indented JSON, with the escapes of `printable`, for display to people."""
     return printable(_one_style(json.dumps(value, ensure_ascii=False, allow_nan=False, indent=2)))
 
 

@@ -23,8 +23,8 @@ class Scope(StrEnum):
 class Principal:
     """An authenticated caller. A principal without scopes may do nothing.
 
-    `agents` are the agents for which the principal may act. If it is empty, the principal may act
-    for no agent.
+    `agents` are the agents for which the principal may act. If `agents` is empty, the principal may
+    act for no agent.
     """
 
     id: str

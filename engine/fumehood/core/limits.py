@@ -53,7 +53,9 @@ CONTAINER_FILES_OUT_MB = 64
 
 
 def container_writable_mb(memory_mb: int) -> dict[str, int]:
-    """Return the size in MB of each writable directory in a container, by path."""
+    """Return the sizes in MB of the writable directories in a container that has `memory_mb` MB of
+    memory. The keys are the paths of the directories.
+    """
     return {path: memory_mb * part // 16 for path, part in CONTAINER_SIXTEENTHS.items()}
 
 
@@ -95,11 +97,11 @@ who created the wall."""
 
 
 def least_limits(wall: str) -> frozenset[Limit]:
-    """Return the limits that the wall with this name must enforce, even if the wall itself requires
-    fewer.
+    """Return the limits that the wall with this name must enforce. If the wall does not enforce all
+    of these limits, nothing runs behind the wall.
 
-    If one of the limits is missing, nothing runs behind the wall. The container wall, and any wall
-    that this module does not know, must enforce every limit.
+    This holds even if the wall's own list of required limits is shorter. The container wall,
+    and any wall that this module does not know, must enforce every limit.
     """
     return _LEAST_LIMITS.get(wall, _EVERY_LIMIT)
 

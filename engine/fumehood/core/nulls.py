@@ -60,7 +60,7 @@ def _looks_null(schema: JsonObject, root: JsonObject, known: dict[int, bool], ho
 def _cleaned(value: Any, schema: Any, root: JsonObject, known: dict[int, bool]) -> Any:
     """Return `value`, which `schema` describes, without the nulls that stand for omitted
     properties. Nulls are removed at any depth, and the recursion is as deep as the value.
-    References are resolved within `root`.
+    References are resolved within `root`. `known` is the cache of `takes_null`.
     """
     schema = _branch_for(value, schema, root)
     if not isinstance(schema, dict):
@@ -87,9 +87,9 @@ def _cleaned(value: Any, schema: Any, root: JsonObject, known: dict[int, bool]) 
 def _branch_for(value: Any, schema: Any, root: JsonObject) -> Any:
     """Return the branch of a schema that describes a value. References are resolved within `root`.
 
-    If the schema is a union, and exactly one branch has the value's type, object or array, return
-    this branch. Otherwise, return the schema itself, with its reference resolved. Return None if
-    the unions are nested too deeply.
+    If the schema is a union, and exactly one branch allows the type of the value (object or array),
+    return this branch. Otherwise, also for a value of another type, return the schema itself, with
+    its reference resolved. Return None if the unions are nested too deeply.
     """
     kind = "object" if isinstance(value, dict) else "array" if isinstance(value, list) else None
     for _ in range(MAX_SCHEMA_DEPTH):

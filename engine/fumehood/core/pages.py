@@ -27,8 +27,8 @@ class Pages:
         while not pages.is_over:
             pages.add(the data of a call with pages.arguments)
 
-    A faulty tool might return pages for ever. Therefore a page without items, or with a cursor that
-    has already occurred, also ends the list.
+    The list also ends after a page without items, or with a cursor that has already occurred, so
+    that a faulty tool cannot return pages for ever.
     """
 
     def __init__(self, arguments: JsonObject | None, max_items: int) -> None:

@@ -87,13 +87,13 @@ class Command:
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Options that a part adds to the built-in command `command`. They come before the command's
-    parameter `before`.
+    """Options that a part adds to the built-in command `command`. The added options come before the
+    command's parameter that `before` names.
 
-    Each parameter of `function` is an added option, unless the command has a parameter with this
-    name. In that case, `function` gets the value of the command's parameter. `function` is called
-    before the command, and may end the process instead of returning. If the command has a parameter
-    `added`, this parameter gets the return value of `function`.
+    Each parameter of `function` becomes an option of the command, unless the command has its own
+    parameter with this name. `function` then gets the value of the command's parameter. `function`
+    is called before the command, and may end the process instead of returning. If the command has a
+    parameter `added`, this parameter gets a list with the return value of each part's `function`.
     """
 
     command: str
@@ -105,13 +105,13 @@ class Options:
 class Check:
     """A check that a part adds to `fumehood doctor`.
 
-    `function` takes the configuration and yields `Finding`s. If `group` is None, the check is shown
-    in the built-in group `Authority`, and `after` names the check before it. If `group` is given,
-    every user runs the check, its findings are shown in the group with the title `group`, and
-    `after` names the group before this group.
+    `function` takes the configuration and yields `Finding`s. If `group` is None, the findings are
+    shown in the built-in group `Authority`, after those of the check that `after` names. If `group`
+    is given, every user runs the check. Its findings are then shown in the group with the title
+    `group`, which comes after the group that `after` names.
 
     If `group` is the built-in group `Limits`, the check reports the limits of the part's own wall.
-    Its `name` then ends with a colon, and the names of its findings begin with `name`.
+    The check's `name` must then end with a colon, and the name of each finding begins with `name`.
     """
 
     name: str

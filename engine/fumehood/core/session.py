@@ -172,8 +172,8 @@ class SavedCopy:
 
 @dataclass(frozen=True, slots=True)
 class SessionHome:
-    """What is stored about an active session, so that the engine can continue the session after a
-    restart, or another engine can after a failover.
+    """The stored data with which an engine can continue an active session: the same engine after a
+    restart, or another engine after a failover.
     """
 
     container: str
@@ -296,7 +296,7 @@ UPLOAD_PIECE_BYTES = 1 << 20
 
 
 class WorkspaceEntry(Value):
-    """One entry of a workspace: a file, directory, link or other entry."""
+    """One entry of a workspace: a file, a directory, a link, or `other`, such as a pipe."""
 
     path: str = Field(description="Path relative to the workspace.")
     kind: EntryKind

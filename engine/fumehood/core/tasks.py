@@ -21,8 +21,8 @@ def start_soon(
     """Start a task in a group, even from an event-loop callback, such as the callback for a lost
     connection.
 
-    `group.start_soon` alone does not work in a callback, because there anyio cannot find its event
-    loop unless the program was started by `anyio.run`.
+    `group.start_soon` alone works in a callback only if the program was started by `anyio.run`.
+    Otherwise, anyio cannot find its event loop in a callback.
     """
     if asyncio.current_task() is not None:
         group.start_soon(task, *arguments)
@@ -40,8 +40,8 @@ async def run_to_completion(work: Coroutine[Any, Any, T]) -> T:
     """Run `work` in a separate task and return its result. If the caller is cancelled, the work
     continues to its end, and only then is the cancellation raised.
 
-    A shielded scope of anyio would not be enough, because the engine cancels a call with
-    `Task.cancel` (`executors/base`), and scopes do not delay that.
+    A shielded scope of anyio would not protect `work`, because the engine cancels a call with
+    `Task.cancel` (`executors/base`), and scopes do not delay such a cancellation.
     """
     task = asyncio.ensure_future(work)
     cancelled: asyncio.CancelledError | None = None

@@ -346,9 +346,9 @@ class ResponseMapping(_Value):
 
     If the list has several pages, the query parameter `cursor_parameter` requests the next page.
     Exactly one of three fields must say where the value of this parameter comes from. `next_cursor`
-    is the place of the value in the answer. `next_url` is the place in the answer of a URL that
-    contains the parameter. `counts` says that the value is a number of pages or of items, which is
-    counted from `first`.
+    is the place of the value in the answer. `next_url` is the place of a URL in the answer, and the
+    URL contains the parameter. With `counts`, the value is a number: it begins with `first`, and
+    grows with each page by 1 (`pages`) or by the number of items in the page (`items`).
     """
 
     items: Pointer | None = None
@@ -539,7 +539,9 @@ class Severity(StrEnum):
 
 
 class Finding(_Value):
-    """One broken lint rule: where, why, and the remedy. `path` is a place in the definition."""
+    """A lint rule that a tool's definition breaks. `path` is the place in the definition, `message`
+    says what is wrong there, and `remedy` says how to correct it.
+    """
 
     rule: str
     severity: Severity

@@ -182,7 +182,9 @@ class ToolDirectory:
 
 
 def directory_for(registry: ToolIndex, path: Path) -> ToolDirectory:
-    """Return the directory at `path` as a source of tools for this index."""
+    """Return an object that reads tool definitions from the directory at `path`. It refuses tools
+    that another source of `registry` already has, and uses the secrets of `registry`.
+    """
     return ToolDirectory(
         path,
         owner_of=lambda name: registry.owner(name, but=Source.DIRECTORY),

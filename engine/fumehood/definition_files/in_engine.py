@@ -27,7 +27,9 @@ if TYPE_CHECKING:
 
 
 class DefinitionFiles(EnginePart):
-    """Keeps the tools of the configured directory registered. `faults` are its current faults."""
+    """Registers the tools of the configured directory, and applies changes of the directory while
+    the engine runs. `faults` are the current faults of the directory and its files.
+    """
 
     faults: tuple[DirectoryFault, ...] = ()
     _directory: ToolDirectory | None = None

@@ -149,8 +149,9 @@ _KEYWORDS_AFTER_DRAFT_7 = (
 def lint(document: JsonObject, others: Iterable[str] = ()) -> list[Finding]:
     """Return a finding for each rule that a tool's definition violates, the most severe first.
 
-    `others` are the names of other tools, which the tool's name must not imitate. `document` may
-    also have the form of a model provider: `{"type": "function", "function": {…}}`.
+    `document` is the definition, in the engine's form or in the form that model providers use:
+    `{"type": "function", "function": {…}}`. `others` are the names of other tools, which the tool's
+    name must not imitate.
     """
     inner = document.get("function")
     if document.get("type") == "function":

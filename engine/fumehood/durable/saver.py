@@ -102,8 +102,8 @@ class Changes:
 
     @property
     def names(self) -> set[str]:
-        """The names of all stored pieces that these changes need: the contents of changed files as
-        they were after the trial.
+        """The names of all stored pieces that these changes need. The pieces contain the changed
+        files as they were after the trial.
         """
         kept = (file for _, file in self.files.values() if file is not None)
         return {*self.new, *(name for file in kept for name in file.pieces)}
@@ -262,9 +262,9 @@ class SessionSaver:
             known.tree[path] = replace(known.tree[path], version=versions[path])
 
     def touched(self, session_id: str, changes: Changes) -> list[str]:
-        """Return the paths that `changes` would overwrite or delete, but that have also changed in
-        the session since the trial. Such a path's file in the session's last copy differs from the
-        path's file before the trial.
+        """Return the paths that `changes` would overwrite or delete, and whose files have changed
+        in the session since the trial. A file counts as changed if it differs between the session's
+        last copy and the state before the trial.
         """
         known = self._known.get(session_id)
         tree = known.tree if known is not None else {}
@@ -311,8 +311,9 @@ class SessionSaver:
     async def _scanned(
         self, source: CopySource, going: Sequence[str]
     ) -> tuple[list[Row], list[str]]:
-        """Delete the paths in `going`, then scan the workspace. Return the rows of its files and
-        directories, and the paths of its links and special files. Raises NotSaved.
+        """Delete the paths in `going`, then scan the workspace. Return one row for each file and
+        directory (path, size, whether it is executable, version), and the paths of links and
+        special files. Raises NotSaved.
         """
         try:
             await _delete(source, list(going))
@@ -380,8 +381,8 @@ class SessionSaver:
             return False
 
     async def _know(self, session_id: str, copy: SavedCopy) -> _Known:
-        """Return a session's last copy from the cache. If it is not there, read its manifest.
-        Raises Missing, OSError.
+        """Return a session's last copy from the cache. If the cache lacks `copy`, read the copy's
+        manifest from the file store. Raises Missing, OSError.
         """
         known = self._known.pop(session_id, None)
         if known is None or known.copy != copy:
@@ -443,7 +444,9 @@ class SessionSaver:
 
 
 class _Attempt:
-    """One attempt to save a workspace. It records what it has stored, so that it can be undone."""
+    """One attempt to save a workspace. The attempt records which pieces it has stored, so that
+    `undo` can delete them.
+    """
 
     def __init__(self, files: SavedFiles, source: CopySource) -> None:
         self.new: set[str] = set()
@@ -458,7 +461,8 @@ class _Attempt:
         """Store the contents that the earlier copy `old` lacks, and return the workspace's tree.
 
         Raises:
-            NotSaved: the files are larger than the workspace.
+            NotSaved: the sizes of all files add up to more than the size of the workspace, because
+                some files have holes.
         """
         tree: Tree = {}
         changed: list[Row] = []
@@ -519,7 +523,9 @@ class _Attempt:
 
 
 def _why(error: Exception) -> str:
-    """Return, as a clause, why an operation failed. An unexpected error is raised again."""
+    """Return the reason why an operation failed, as a clause for a message. If the type of `error`
+    is unexpected, raise `error` again.
+    """
     match error:
         case NotSaved() | NotRead():
             return str(error)
@@ -545,7 +551,9 @@ def _piece_size(file: SavedFile, number: int) -> int:
 
 
 def _content(file: SavedFile | None) -> tuple[object, ...] | None:
-    """Return a value that is equal for identical files, even if their pieces have other names."""
+    """Return a value by which two files can be compared: the values are equal if the files are
+    identical, even if the names of their stored pieces differ. For None (no file), return None.
+    """
     if file is None:
         return None
     return file.size, file.can_run, *(name.rpartition(".")[2] for name in file.pieces)

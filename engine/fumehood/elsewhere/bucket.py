@@ -165,8 +165,8 @@ class Client:
         self._away_until = 0.0
 
     def do(self, method: str, *given: Any, longer_s: float = 0, **options: Any) -> Any:
-        """Call the method `method` of s3fs with the arguments `given` and `options`. The call's
-        deadline is `longer_s` seconds later than the deadline of a short request.
+        """Call the method `method` of s3fs with the arguments `given` and `options`, and return its
+        result. The deadline of the call is that of a short request plus `longer_s` seconds.
 
         Raises:
             FileNotFoundError: there is no such object.

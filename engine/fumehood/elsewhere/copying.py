@@ -32,9 +32,11 @@ TABLES = METADATA.sorted_tables
 
 
 def copy_state(source: str, target: str) -> dict[str, int]:
-    """Copy a state. Return the number of copied rows of each table, by the table's name.
+    """Copy a state from the database `source` to the empty database `target`. Return the name of
+    each table with the number of its copied rows.
 
-    `source` and `target` are each a state directory, `sqlite:///FILE` or a URL like `state.url`.
+    `source` and `target` each have one of three forms: the path of a state directory,
+    `sqlite:///FILE`, or a URL as in the setting `state.url`.
 
     Raises:
         StoreError: one of the databases cannot be used or is used by an engine, the target is not

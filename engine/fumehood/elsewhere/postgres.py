@@ -226,8 +226,8 @@ class Postgres(RemoteBackend):
         return False
 
     def is_in_transaction(self, connection: Connection) -> bool:
-        """Return whether the current transaction can still be committed. An error outside a
-        savepoint makes this impossible.
+        """Return whether `connection` has an open transaction that can still be committed. After an
+        error outside a savepoint, a transaction can no longer be committed.
         """
         raw: Any = connection.connection.driver_connection
         return bool(raw.info.transaction_status == TransactionStatus.INTRANS)
@@ -331,7 +331,9 @@ class Connector:
 
 
 def parse_url(url: str) -> URL:
-    """Parse the URL of a state. Raises StoreError, whose message contains no part of the URL."""
+    """Parse the URL of the PostgreSQL database that contains the engine's state. Raises StoreError
+    if `url` has the wrong form; the error's message contains no part of `url`.
+    """
     try:
         parsed = make_url(url)
     except (ArgumentError, ValueError):  # ValueError: an invalid port

@@ -54,7 +54,9 @@ class Ran:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Share:
-    """What one part adds to the outcome of a run: fields, and possibly a failure."""
+    """What one part adds to the outcome of a run: fields, warnings, and possibly an error that
+    makes the run fail.
+    """
 
     fields: JsonObject = field(default_factory=dict)
     """Fields for `data`, or for the error's `details`. Fields of the kernel and of earlier parts
@@ -182,9 +184,12 @@ class Surroundings:
         return tuple(stream for given in self._given for stream in given.streams)
 
     def arguments(self, own: JsonObject, traceparent: str) -> JsonObject:
-        """Return the guest's arguments: `own`, the arguments that the parts contribute, and the
-        environment variables of the run, which include `traceparent`. Raises InternalError if a
-        part contributes environment variables as an argument.
+        """Return the arguments that the guest gets. They consist of `own`, of the arguments that
+        the parts contribute, and of `env`, the environment variables of the run. `traceparent`
+        becomes one of these variables.
+
+        Raises:
+            InternalError: a part contributes environment variables as an argument.
         """
         # If a name is given twice, the first value is used here, and the caller's in the guest.
         environment = {VARIABLE: traceparent}
@@ -199,7 +204,8 @@ class Surroundings:
         return {**arguments, "env": [*named, *own.get("env", [])]}
 
     def sinks(self, own: RunSinks) -> RunSinks:
-        """Return `own` with the streams that the parts contribute added.
+        """Return `own`, which receives the events of a run, extended by the streams that the parts
+        contribute.
 
         Raises:
             InternalError: two streams are of the same kind.
@@ -212,13 +218,14 @@ class Surroundings:
     async def run(
         self, lease: Lease, program: str, arguments: JsonObject, run: ToolRun, sinks: RunSinks
     ) -> RunEnding:
-        """Run a program, on the lease that a part contributes, or on `lease` if no part contributes
-        a lease. Each part that contributes a cancel scope can end the program by cancelling the
-        scope. The returned ending then has `EndedBy.POLICY`.
+        """Run a program, and return how it ended. The program runs on the lease that a part
+        contributes or, if no part contributes a lease, on `lease`. A part that contributes a cancel
+        scope can end the program by cancelling this scope. The returned ending then has
+        `EndedBy.POLICY`.
 
         Raises:
-            InternalError: two parts contribute a lease, or two parts contribute the same kind of
-                stream, or no part holds back an effect that must be held back. Nothing ran.
+            InternalError: two parts contribute a lease or streams of the same kind, or the effect
+                of the call must be held back and no part does this. In all cases, nothing was run.
         """
         if run.must_hold_back and not any(map(_holds_back, self._given)):
             raise InternalError("No part holds back the effect of this call. Nothing ran.")
@@ -242,8 +249,9 @@ class Surroundings:
         return ending
 
     async def conclude(self, outcome: Outcome, held_back: Sequence[HeldBack]) -> Outcome:
-        """Return the outcome of the call. If a part has a `conclude` function, this function
-        determines it. Otherwise it is `outcome`.
+        """Return the outcome of the call. This is `outcome`, the outcome of the run, unless a part
+        has a `conclude` function. Then the function returns the call's outcome, from `outcome` and
+        from `held_back`, the actions that parts hold back until a human approves them.
 
         Raises:
             InternalError: two parts have a `conclude` function.

@@ -49,7 +49,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where a tool runs. A dry run shows `why` as the explanation."""
+    """Where a tool runs. `why` is the reason for this place, as dry runs show it to callers."""
 
     kind: str
     wall: str
@@ -219,9 +219,9 @@ class Executor(ABC):
         """Return the request that a call would send to another service, as approvers see it.
         Nothing is sent.
 
-        `cursors` reads the cursor of a call for a further page of results. The result contains the
-        names of secrets, never their values. Return None if the engine sends no request for this
-        kind of tool.
+        If the call asks for a further page of results, its arguments contain a cursor, which
+        `cursors` decodes. The result contains the names of secrets, never their values. Return None
+        if the engine sends no request for this kind of tool.
 
         Raises:
             EngineError: the call would fail with this error.
@@ -312,8 +312,8 @@ HEARD_CHARACTERS = 16 * 1024
 
 
 class CallHandle:
-    """The handle of one running call: its listeners, its state, and its cancellation. The pipeline
-    calls `attach`, `begin` and `close`.
+    """The handle of one running call. It passes the call's events to a listener, records the state
+    of the call, and can cancel the call. The pipeline calls `attach`, `begin` and `close`.
     """
 
     __slots__ = (
@@ -398,8 +398,8 @@ class CallHandle:
 
     @contextlib.contextmanager
     def waiting_for_human(self) -> Iterator[None]:
-        """Notify the listener that the call waits for a human while the block runs: once when the
-        block is entered, and once when it is left.
+        """Tell the listener that the call waits for a human when the block begins, and that it no
+        longer waits when the block ends.
         """
         tell = self._on_waiting or (lambda is_waiting: None)
         self.is_waiting = True
@@ -447,8 +447,9 @@ class CallHandle:
         output: OnOutput | None = None,
         ending: OnEnding | None = None,
     ) -> RunSinks:
-        """Return the receivers of the data of a run behind a wall. `files`, `output` and `ending`
-        are passed on unchanged. This call's listener receives the progress reports.
+        """Return the object that receives the events of a program's run. Progress reports go to
+        this call's listener. Files, output and the ending go to the given receivers, or are dropped
+        if the receiver is None.
         """
         return RunSinks(
             progress=self.report,
@@ -468,11 +469,11 @@ class CallHandle:
         return True
 
     def close(self) -> bool:
-        """Record that the call has ended. Return True if its caller cancelled it, and the call's
-        task can continue.
+        """Record that the call has ended. Return True if the caller has cancelled the call, and
+        only the call has to end: the task that ran the call can continue.
 
-        Return False if the call was not cancelled, or if code outside the call has also cancelled
-        the task. In the latter case, the task must end.
+        Return False if the call was not cancelled. Also return False if code outside the call has
+        cancelled the task too; the task must then end.
         """
         if not self._is_over:
             self._is_over = True

@@ -29,8 +29,8 @@ from fumehood.protocol.framing import whole_words
 
 
 def unfit(*, is_result: bool) -> ExecutionError:
-    """Return the error for data from a tool that JSON cannot represent: the tool's result if
-    `is_result` is True, otherwise the details of a `ToolError`.
+    """Return the error for data that a tool returned and that JSON cannot represent. The data is
+    the tool's result if `is_result` is True, otherwise the details of a `ToolError`.
     """
     what = "The tool's result" if is_result else "The details of the tool's own error"
     return ExecutionError(
@@ -41,8 +41,8 @@ def unfit(*, is_result: bool) -> ExecutionError:
 
 
 class Unreadable(Exception):
-    """The process of a function sent a reply with an invalid form. Only code of this engine writes
-    these replies.
+    """The process that runs a function sent a reply of an invalid form, although only code of this
+    engine writes these replies.
     """
 
 
@@ -161,8 +161,8 @@ class ExceptionClaim(Claim):
 
 
 class FailureClaim(Claim):
-    """A program's report of its own failure. `errno` is the error number of an `OSError`, which
-    only the supervisor uses.
+    """A program's report of its own failure. If the failure was an `OSError`, `errno` is its error
+    number. Only the supervisor uses `errno`.
     """
 
     kind: Literal["exception", "memory", "policy", "invalid"]

@@ -30,8 +30,8 @@ class Effect:
     """The changes that one call would make.
 
     `base` is the hash of the current state of everything that the call reads or changes. `effect`
-    is the hash of the state in which some paths would be after the call: those that the call
-    changes, and those that it must not change.
+    is the hash of the state after the call. It covers only the paths that the call would change,
+    and those that the call must not change.
     """
 
     shown: JsonObject
@@ -46,7 +46,8 @@ class Effect:
 
 async def diff_of(before: bytes, after: bytes) -> JsonObject:
     """Return the field `diff` for a preview, or a field with the reason why there is no diff. The
-    diff is computed in a thread, so that slow texts do not block.
+    diff is computed in a thread, because the comparison of some texts is slow and would block the
+    event loop.
     """
     if max(len(before), len(after)) > MAX_READ_BYTES:
         return {"too_large": True}
@@ -70,9 +71,12 @@ def shown_changes(
     truncated: bool = False,
     would_fail: EngineError | None = None,
 ) -> JsonObject:
-    """Return the preview of a call's changes, as approvers see it. The entries `removed` may omit
-    some removed files. `count` is the number of all removed files, and `size` their total size in
-    bytes.
+    """Return the preview of a call's changes, as approvers see it.
+
+    `missing` are paths that do not exist, and `kept` are entries that the call would not delete.
+    `removed` may omit some removed files; `count` is the number of all removed files, and `size`
+    their total size in bytes. `truncated` means that the preview omits entries. `would_fail` is the
+    error with which the call is known to fail.
     """
     shown: JsonObject = {
         "added": added or [],

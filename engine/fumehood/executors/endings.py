@@ -243,7 +243,9 @@ def program_error(
 
 
 def _measured(ending: RunEnding, limits: Limits, subject: Subject) -> JsonObject:
-    """Return what was measured about the limit that ended the run, and a remedy as `hint`."""
+    """Return the fields that describe how the run used the resource whose limit ended it, such as
+    `cpu_seconds`. The field `hint` suggests a remedy.
+    """
     match ending.ended_by:
         case EndedBy.WALL_TIME:
             hint = _wall_time_hint(ending, limits, subject)
@@ -275,7 +277,7 @@ def _memory_hint(ending: RunEnding, limits: Limits, subject: Subject) -> str:
 
 def _wall_time_hint(ending: RunEnding, limits: Limits, subject: Subject) -> str:
     """Return a remedy for a timeout. If the program used little CPU time, it is assumed to have
-    waited for input or for open handles.
+    waited for input or, in JavaScript, for timers and open handles.
     """
     was_idle = ending.cpu_ms is not None and ending.cpu_ms < limits.wall_s * 1e3 * IDLE_SHARE
     if was_idle and subject.language.name == "javascript":

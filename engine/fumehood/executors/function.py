@@ -96,7 +96,8 @@ def _run(run: ToolRun, parts: FollowedParts | None) -> Coroutine[Any, Any, Outco
 class FollowedParts:
     """Passes the parts of a streamed result to the call's listener, redacted and limited in length.
 
-    Parts from a sandboxed function are claims. The final result is built without these parts.
+    The parts are only for the listener: the call's final result does not depend on them. Parts from
+    a sandboxed function are untrusted.
     """
 
     def __init__(self, output: OnOutput | None, redactor: Redactor, most_characters: int) -> None:

@@ -42,9 +42,9 @@ def answer(
 ) -> JsonObject:
     """Import `module:name`, call it with type-checked arguments, and return the reply.
 
-    If `pickled` is not empty, it is the function as a base64 pickle from the host, and nothing is
-    imported. Each process unpickles a function only once. If the function is a generator, `parts`
-    collects its items.
+    If `pickled` is not empty, nothing is imported: `pickled` is the function to call, as a base64
+    pickle from the host. Each process unpickles a function only once. `report` receives progress
+    reports. If the function is a generator, `parts` collects its items.
 
     Raises:
         MemoryError: memory ran out. Only the code that called `answer` can report this without

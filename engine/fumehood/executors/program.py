@@ -142,9 +142,9 @@ class _Results:
         self._cut = ending
 
     async def discard(self) -> None:
-        """Discard the files and output of a run that ended with an exception. If the caller
-        cancelled the call, keep the output: store an outcome with it as `partial` in the call's
-        handle.
+        """Discard the files and output of a run that ended with an exception. But if the caller
+        cancelled the call, keep the output: store an outcome that contains it in the attribute
+        `partial` of the call's handle.
         """
         handle = self._run.handle
         self._files.discard()

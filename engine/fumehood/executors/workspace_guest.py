@@ -197,8 +197,8 @@ SHOWN_CHARACTERS = 200
 
 @dataclass(frozen=True, slots=True)
 class Said(Generic[T]):
-    """The guest's answer to a request: a value or an error. Also contains the ending of the guest's
-    run that served the request.
+    """The guest's answer to a request: either a value or an error. `ending` describes how the
+    guest's run that served the request ended.
     """
 
     ending: RunEnding
@@ -316,10 +316,12 @@ async def answer_of(source: Lease, asked: JsonObject, model: type[M]) -> M:
 async def scan(
     source: Lease, *, links: bool = False, skip: Sequence[str] = ()
 ) -> tuple[list[Row], list[str]]:
-    """Return the rows (see `Scanned`) of all files and directories in a workspace, in the order of
-    their paths, and a list of the paths of links and special files. The list may be incomplete if
-    it is long. With `links`, links have rows instead. Directories whose name is in `skip` are left
-    out, with everything below them.
+    """Scan a workspace. Return two lists: a row (see `Scanned`) for each file and directory, sorted
+    by path, and the paths of links and special files. The second list may be incomplete if it is
+    long.
+
+    If `links` is True, links have rows in the first list instead of paths in the second.
+    Directories whose name is in `skip` are left out, with everything below them.
 
     Raises:
         NotRead: there are too many files.

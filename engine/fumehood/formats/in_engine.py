@@ -9,7 +9,9 @@ from fumehood.formats.exports import Exports
 
 
 class Formats(EnginePart):
-    """The cached exports, and the limit on how many threads may repair JSON at the same time."""
+    """The formats' part in one engine. It keeps the cached exports (`exports`), and limits how many
+    threads may repair JSON at the same time (`repairs`).
+    """
 
     def __init__(self, kernel: Kernel) -> None:
         super().__init__(kernel)

@@ -23,7 +23,9 @@ MODEL_TEXT_CHARACTERS = 2000
 
 
 class Loss(Value):
-    """An aspect of a tool that a format cannot express: its place, and what to change."""
+    """An aspect of a tool that a format cannot express. `where` is its place in the tool's
+    definition, `what` says what is lost, and `change` what the tool's author can change.
+    """
 
     tool: str
     where: str

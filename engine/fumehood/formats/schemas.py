@@ -62,14 +62,17 @@ class Dialect:
 
     - `keywords`: constraints that are kept.
     - `formats`: values of the keyword `format` that are kept.
-    - `is_strict`: whether objects must be closed, so that they accept only the properties that they
-      name. Then a part that cannot be expressed is a fault instead of a loss.
+    - `is_strict`: whether objects must be closed, which means that they accept only the properties
+      that they name. In a strict dialect, a part of a schema that cannot be expressed is a fault,
+      otherwise it is a loss.
     - `requires_all`: whether every property must be required. An optional property must then accept
       null.
     - `property_name`: matches the property names that are accepted. Properties with other names get
       an alias.
-    - `max_levels`: maximum levels of nesting. The providers' limits on characters need no check,
-      because definitions are smaller.
+    - `max_levels`: maximum levels of nesting.
+
+    The providers' limits on the number of characters are not checked, because definitions are
+    always smaller.
     """
 
     keywords: frozenset[str]
@@ -137,9 +140,9 @@ def aliased(arguments: JsonObject, parameters: JsonObject, dialect: Dialect) -> 
 
 
 def restored(arguments: JsonObject, parameters: JsonObject, dialect: Dialect) -> JsonObject:
-    """Convert the arguments of a model's call back: replace aliases by the names of the tool's
-    parameters, and remove nulls that stand for omitted optional parameters, which strict mode does
-    not let the model omit.
+    """Convert the arguments of a model's call back to those of the tool: replace aliases by the
+    names of the parameters, and remove nulls that stand for omitted parameters. In strict mode, a
+    model cannot omit optional parameters, and sends null instead.
 
     Raises:
         InvalidParams: a parameter is given twice, by its name and by its alias.
@@ -382,11 +385,11 @@ class _Fitting:
 
     def _close(self, schema: JsonObject, where: str, *, is_root: bool) -> None:
         """Check whether an object can be closed, which means that it accepts only the properties
-        that it names. If it cannot be closed, record a fault at the place `where`.
+        that it names. If the object cannot be closed, record a fault at the place `where`.
 
-        An object that neither describes properties nor says whether it accepts others cannot be
-        closed. The root schema always can in this case, because the engine accepts no unknown
-        parameters.
+        If `schema` describes no properties and does not say whether it accepts others, the object
+        cannot be closed. The root schema is an exception: it can be closed then, because the engine
+        accepts no unknown parameters.
         """
         properties, more = schema.get("properties", {}), schema.get("additionalProperties")
         if more not in (None, False) or (more is None and not properties and not is_root):

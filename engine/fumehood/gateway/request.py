@@ -141,7 +141,9 @@ class ProgramRequest:
         )  # fmt: skip
 
     def facts(self) -> JsonObject:
-        """Return the facts about the request that policy rules can test."""
+        """Return the values that policy rules can test: the request's method, URL, host, port, path
+        and query.
+        """
         path, _, query = self.target.partition("?")
         return {
             "method": WEBSOCKET if self.is_upgrade else self.method,

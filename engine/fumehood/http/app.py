@@ -168,9 +168,9 @@ class Faces:
 class Application:
     """Serves the operations of one socket for an engine that has been started.
 
-    The class uses Starlette's requests and responses, but not its application and routes. In every
-    call, these would take about as much time as one of the checks through which the engine passes a
-    call.
+    The class uses Starlette's requests and responses. It does not use Starlette's application and
+    routes, because they would slow down every call: they take about as much time as one of the
+    checks that the engine makes for each call.
     """
 
     def __init__(self, engine: Engine, title: str, operations: Sequence[Operation]) -> None:

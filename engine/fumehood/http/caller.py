@@ -150,9 +150,9 @@ def refusal_over_tcp(request: Request) -> EngineError | None:
 
 
 async def _require(request: Request, *scopes: Scope) -> Principal:
-    """Return the principal of the request's credential, which must have one of the scopes.
+    """Return the principal of the request's credential, which must have one of `scopes`.
 
-    A refusal is logged and raised.
+    Raises for the same reasons as `require_admin`. Refusals are logged.
     """
     words = " or ".join(scopes)
     try:

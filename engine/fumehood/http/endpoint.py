@@ -220,10 +220,12 @@ def endpoint(
     """Turn a function into an operation. The function returns the envelope's `data`, or a value
     that is annotated with `As`.
 
+    - `method`: the HTTP method, such as `GET`.
     - `path`: the address. `{name}` matches one part of the address, and `{name:path}` matches the
       whole rest, including slashes.
+    - `needs`: the authentication that the operation requires.
     - `errors`: errors in addition to those that follow from the other arguments and the signature.
-      `has_tool_codes` adds a tool's own codes.
+    - `has_tool_codes`: whether the answer may also have an error code that a tool defines.
     - `work_s`: seconds that the engine may work before it answers, in addition to the clients'
       usual time limit.
     - `client`: the name of the clients' method, or a `Method`, if it differs from the function's
@@ -345,10 +347,11 @@ def _responder(
     authorize: Authorize | None,
     before_reading: Callable[[Request], None] | None,
 ) -> Respond:
-    """Return the coroutine function that answers requests by calling `function`.
+    """Return a coroutine function that answers requests by calling `function`.
 
-    `signature` is the result of inspecting the function, so that no request waits for the
-    inspection. `authorize` and `before_reading` have the same meaning as in `endpoint`.
+    `signature` is the result of inspecting `function`. The inspection is done beforehand, so that
+    no request waits for it. `authorize` and `before_reading` have the same meaning as in
+    `endpoint`.
     """
     reads_json = signature.body is not None
     before_caller, from_caller = signature.before_caller, signature.from_caller

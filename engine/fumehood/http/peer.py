@@ -388,7 +388,10 @@ class PeerProtocol(H11Protocol):
             self._leave()
 
     def eof_received(self) -> Any:
-        """Return True if the connection must stay open, because a response is still to be sent."""
+        """Called when the client will send no more data. If a request or its body is incomplete,
+        refuse the request. Return True if the connection must stay open, because a response is
+        still to be sent.
+        """
         self._half_closed = True
         cycle: RequestResponseCycle | None = self.cycle
         if cycle is not None and not cycle.response_complete:

@@ -444,11 +444,11 @@ async def serve(
 
 
 def _opened(config: Config, log: Logger) -> Database:
-    """Open the database with the engine's state that the configuration names. Raises the same
-    exceptions as `open_database`.
+    """Open the database that the configuration names and that contains the engine's state. Raises
+    the same exceptions as `open_database`.
 
-    Failed writes and similar events of the database are logged. If another engine takes over the
-    state, this process sends itself SIGTERM.
+    The events that the database reports, such as failed writes, are logged. If another engine takes
+    over the state, this process sends itself SIGTERM.
     """
 
     def on_event(event: str, values: JsonObject) -> None:

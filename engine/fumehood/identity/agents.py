@@ -222,7 +222,8 @@ def seen_by_agent(tool: ToolDefinition, binding: Binding) -> ToolDefinition:
 
 def _parameters_seen(schema: JsonObject, binding: Binding) -> JsonObject:
     """Return a schema of parameters as the agent sees it: without the arguments that `binding`
-    fixes, and with its defaults.
+    fixes, and with the default values that `binding` has for other arguments, which become
+    optional.
 
     `schema` is the schema of all parameters of a tool, or a schema inside it, such as one in
     `anyOf`.

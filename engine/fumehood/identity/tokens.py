@@ -123,8 +123,9 @@ class Tokens:
     ) -> Principal | None:
         """Return the principal with the scopes and agents that it has at the time `now`.
 
-        `token_id` is the id of the principal's token. The token determines the result, and the
-        other arguments are ignored. Return None if the token is no longer valid.
+        If the principal has a token, `token_id` is the token's id. The token then determines the
+        scopes and agents, and the arguments `principal_id`, `agents` and `is_program` are not used.
+        Return None if the token is unknown, revoked or expired.
 
         If `token_id` is None, the principal has no token. It then has the scope `call` and may act
         for the given `agents`. `is_program` is True if the principal is a program that embeds the

@@ -190,9 +190,9 @@ def build_image(
     """Build those layers of an image that are missing or out of date. `on_step` receives a short
     description of each step when the step begins.
 
-    If `force` is True, rebuild all layers, except a root file system that was made after `since`
-    (Unix time). This exception exists because one command can build several images that share a
-    root file system.
+    If `force` is True, build all layers again. A root file system that was made after `since` (Unix
+    time) is kept even then, because a command that builds several images has just made it for one
+    of the other images.
 
     `cache` is the directory of downloaded wheels, or None for the default. `own` is the folder with
     the recipes that the operator wrote.
@@ -244,8 +244,8 @@ def _ready(client: docker.APIClient, recipe: Recipe, own: Path | None) -> Image 
 
 
 def find_base(client: docker.APIClient, recipe: Recipe) -> str | None:
-    """Return the id of the image on which the guest layer is built, or None if that image does not
-    exist.
+    """Return the id of the image that has all packages of `recipe`, but not the guest. Return None
+    if this image does not exist.
     """
     if not recipe.lock.packages:
         return _find_root(client, recipe, newer_than=0)
@@ -258,8 +258,8 @@ def find_base(client: docker.APIClient, recipe: Recipe) -> str | None:
 def make_base(
     client: docker.APIClient, recipe: Recipe, on_step: OnStep, newer_than: float, cache: Path
 ) -> str:
-    """Build the image on which the guest layer is built, and return its id. `on_step` receives a
-    short description of each step when the step begins.
+    """Build the image that has all packages of `recipe`, but not the guest, and return the image's
+    id. `on_step` receives a short description of each step when the step begins.
 
     An existing root file system is used if its packages were installed after `newer_than` (Unix
     time). `cache` is the directory of downloaded wheels.
@@ -453,7 +453,8 @@ def _label_line(labels: Mapping[str, str]) -> str:
 
 
 def unpack(wheels: Sequence[Path], folder: str, target: Path, deadline_s: float) -> None:
-    """Unpack wheels into a new tar archive at `target`, below the folder `folder`.
+    """Unpack wheels into a new tar archive at `target`. `folder` is the folder in the archive to
+    which the packages are written.
 
     Anybody may have published the wheels, so a separate process with limits unpacks them, in at
     most `deadline_s` seconds.
@@ -502,8 +503,9 @@ def builder(
     """Create a build container from `image`, and yield the container's id. The container is not
     started. When it is started later, it runs `command`.
 
-    `run_s` is the maximum duration of `command` in seconds. The container's name contains a
-    deadline that is computed from `run_s`. The container is removed when the `with` block ends.
+    `run_s` is the maximum duration of `command` in seconds. The container is removed when the
+    `with` block ends. If this process is killed first, a later build removes the container after a
+    deadline that is in the container's name.
     """
     host = client.create_host_config(
         network_mode="none",
@@ -653,8 +655,8 @@ def publish(folder: Path, name: str) -> Path:
 
 
 def _requirements(below: Recipe, text: str) -> str:
-    """Return the requirements of the built-in image `below` and those in `text` together, as the
-    text of a requirements file.
+    """Combine the requirements of the built-in image `below` with those in `text`. Return them as
+    the text of one requirements file.
 
     Raises WrongRecipe if a line of `text` is invalid.
     """

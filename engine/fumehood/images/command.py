@@ -188,8 +188,9 @@ def _own_images() -> Path:
 
 
 def _make(request: ImageRequest, base: str, *, replace: bool) -> Image:
-    """Build the image that an operator has requested, and return it. `base` is the base image of
-    the build. With `replace`, an existing image with the same name is replaced.
+    """Build the image that an operator has requested, and return it. `base` is the Debian base
+    image as `REF@sha256:DIGEST`, or empty if the build makes a root file system. If `replace` is
+    True, an existing image with the same name is replaced.
 
     The recipe is created in a temporary folder, which gets its final name after the build. If a
     step fails, print the reason and end the command.

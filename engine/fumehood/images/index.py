@@ -70,7 +70,7 @@ def resolve(
     deadline_s: float | None = None,
 ) -> Lock:
     """Find versions of the required packages, and of all their dependencies, that fit together.
-    Store the wheels in `cache`, and return the lock.
+    Store the wheels in `cache`, and return a lock that pins these versions.
 
     `requirements` is the text of a requirements file. `release` is the Debian release of the image.
     `below` contains the packages that the image already has: they keep their versions, and are not
@@ -157,7 +157,8 @@ def _kept(cache: Path, package: Pinned) -> Path | None:
     """Return the path of a wheel in the cache whose hash the locked package accepts, or None if
     there is none.
 
-    Wheels for other architectures are ignored, because several machines may share a home directory.
+    Wheels for other architectures are ignored. The cache can contain such wheels if it is in a home
+    directory that several machines share.
     """
     for digest in package.hashes:
         for wheel in sorted((cache / digest).glob("*.whl")):

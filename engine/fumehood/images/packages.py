@@ -61,8 +61,8 @@ def new_layers(
     """Create the object that makes layers of packages for one container wall.
 
     `own` is the folder with the recipes that the operator wrote, and `state` the engine's state
-    directory, in which wheels are cached. If `settings` is bound with `partial`, the function is a
-    `NewImageMaker`.
+    directory, in which wheels are cached. `partial(new_layers, settings)` is a `NewImageMaker`, the
+    function that a container wall calls to create its image maker.
     """
     cache = state / "wheels" if state is not None else None
     return PackageLayers(settings, docker, own, cache, on_event)

@@ -48,8 +48,9 @@ KEPT_S = 7 * 24 * 3600
 def replaced_by(client: docker.APIClient, recipe: Recipe) -> set[str]:
     """Return the ids of the images that a new build of this recipe makes unnecessary.
 
-    The candidates are all images with the recipe's name, their base images, and all root file
-    systems. A candidate is returned if it was built from the same sources or is over a week old.
+    These are images with the recipe's name, the base images of this name, and root file systems. Of
+    each kind, the result contains the images that were built from the present recipe (and the
+    present guest, if they contain a guest), and those that are over a week old.
     """
     guest, now = guest_digest(), time.time()
     tops = {

@@ -44,7 +44,8 @@ _ARCHIVES = (
 
 
 def parse_requirements(text: str) -> dict[str, str]:
-    """Parse the text of a requirements file. Return the normalized name of each package → its line.
+    """Parse the text of a requirements file. Return a dict from the normalized name of each package
+    to the package's line.
 
     Raises:
         WrongRequirements: a line is not a name with optional extras, versions and marker, or two
@@ -65,7 +66,7 @@ def parse_requirements(text: str) -> dict[str, str]:
 
 
 def lock_of(wheels: Iterable[Path]) -> Lock:
-    """Return a lock that accepts exactly these wheels.
+    """Return a lock for the packages in these wheels. It accepts no other wheels of the packages.
 
     Raises:
         WrongRequirements: the name of a file is not that of a wheel, or cannot be written in a

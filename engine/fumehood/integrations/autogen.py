@@ -79,7 +79,7 @@ class FumehoodCodeExecutor(CodeExecutor, Component[FumehoodCodeExecutorConfig]):
         return await running
 
     async def start(self) -> None:
-        """Create the session now. Otherwise, the first block creates it."""
+        """Create the session now. If this method is not called, the first code block creates it."""
         await self._session.start()
 
     async def stop(self) -> None:

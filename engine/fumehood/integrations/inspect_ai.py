@@ -118,7 +118,10 @@ class FumehoodSandbox(SandboxEnvironment):
 
     @classmethod
     async def sample_init(cls, task_name: str, config: Any, metadata: Any) -> dict[str, Any]:
-        """Create the session of a sample. Raises DaemonUnavailable or Refused if that fails."""
+        """Create the session of a sample. Return a dict from the name `default` to the sandbox.
+
+        Raises DaemonUnavailable or Refused if the session cannot be created.
+        """
         if not isinstance(config, FumehoodSandboxConfig):  # Inspect turns a text into a path
             config = FumehoodSandboxConfig(image=Path(config).name if config else None)
         session = AsyncSession(**config.model_dump())
@@ -280,7 +283,8 @@ class FumehoodProcess(ExecRemoteProcess):
                 await self._write(data)
 
     async def __anext__(self) -> Any:
-        """Return the next output or, at the end, the event that the process has completed.
+        """Return the event for the next output. After the last output, return the event that the
+        process has completed, unless `kill` has ended the process. Then raise StopAsyncIteration.
 
         If the caller's task is cancelled, the process is ended.
         """
@@ -372,8 +376,11 @@ _inspects_own = SandboxEnvironmentProxy.exec_remote
 async def _exec_remote(
     self: Any, cmd: list[str], options: Any = None, *, stream: bool = True
 ) -> Any:
-    """Replace the method `exec_remote` of Inspect's sandbox proxy. If the proxy's sandbox is a
-    `FumehoodSandbox`, call the sandbox's method. Otherwise, call the original method of the proxy.
+    """Start a program in the sandbox of the proxy `self`. This function is used in place of the
+    method `exec_remote` of Inspect's class for sandbox proxies.
+
+    If the proxy's sandbox is a `FumehoodSandbox`, call the sandbox's method `exec_remote`.
+    Otherwise, call the original method of the proxy.
     """
     if isinstance(self._sandbox, FumehoodSandbox):
         return await self._sandbox.exec_remote(cmd, options, stream=stream)

@@ -86,7 +86,9 @@ class FumehoodKernel(Kernel):
         self.session.send(stream, "interrupt_reply", {"status": "ok"}, parent, ident=ident)
 
     async def do_shutdown(self, restart: bool) -> JsonObject:
-        """End the session. `close` runs in the event loop in which the session was created."""
+        """Cancel the running cell, end the session, and return Jupyter's reply. The session is
+        ended in the event loop in which it was created.
+        """
         if self._loop is not None:
             self._cancel()
             closing = asyncio.run_coroutine_threadsafe(self._sandbox.close(), self._loop)

@@ -96,9 +96,9 @@ class RestrictedPythonExecutor(Executor):
     async def run(self, run: ToolRun) -> Outcome:
         """Run one restricted program in the interpreter.
 
-        If the program fails, the error's `details` contain `exception` and the same fields as the
-        `data` of a program that succeeds. All of these fields are null if the program was ended
-        from outside.
+        If the program fails, the error's `details` contain the field `exception` and the same
+        fields as the `data` of a program that succeeds. All of these fields are null if the program
+        reported nothing, for example because it was killed.
         """
         ending = await run.lease.run("restricted_python", run.arguments, run.limits)
         if ending.ended_by is EndedBy.OK and not is_program_result(ending.result):
@@ -161,7 +161,9 @@ NOTHING_SAID: JsonObject = {"value": None, "value_repr": None, "stdout": None, "
 
 
 def program_details(claimed: Any) -> JsonObject:
-    """Return the claimed details of a failed program, or `NOTHING_SAID` if they are invalid."""
+    """Return the details that the guest claims for a failed program. If they are invalid, return
+    details in which all fields are null.
+    """
     if not isinstance(claimed, dict) or not isinstance(claimed.get("stdout"), str):
         return dict(NOTHING_SAID)
     exception = claimed.get("exception")

@@ -92,9 +92,10 @@ class StickyWorkers:
     """The workers of one guest. When there are too many, the least recently used idle workers are
     ended.
 
-    `check_out` takes limits (memory in bytes, CPU seconds) and returns a child process with these
-    limits, or None if the child or the guest is lost. `end_checkout` kills the child of a checkout
-    id. The guest reports the child's end when the Linux kernel has confirmed it.
+    `check_out` takes two limits, memory in bytes and CPU time in seconds. It returns a child
+    process with these limits, or None if the child or the guest is lost. `end_checkout` takes the
+    id of a checkout, and kills its child. The guest reports the child's end when the Linux kernel
+    has confirmed it.
     """
 
     def __init__(

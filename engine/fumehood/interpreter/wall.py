@@ -65,9 +65,10 @@ class InterpreterWall(ProcessWall):
         memory_mb: int | None = None,
         image: str | None = None,
     ) -> StickyLease:
-        """Return a lease on a slot. The lease includes the sticky worker of the trust domain if the
-        worker becomes free within `STICKY_PATIENCE_S`. With `fresh`, the lease never includes a
-        sticky worker. `memory_mb` and `image` are not used.
+        """Return a lease for one run. The lease includes the sticky worker of the trust domain (a
+        process that serves several runs) if the worker becomes free within `STICKY_PATIENCE_S`
+        seconds. If `fresh` is True, the lease never includes the worker. `memory_mb` and `image`
+        are not used.
         """
         return StickyLease(self, domain.principal_id, None if fresh else domain.key)
 
@@ -95,8 +96,8 @@ class InterpreterWall(ProcessWall):
 
 
 class StickyLease(ProcessLease):
-    """A lease on a slot and, if the worker is free, on the sticky worker of the trust domain
-    `key`.
+    """A lease for one run. It includes the sticky worker of the trust domain `key`, which is a
+    process that serves several runs, if the worker is free and `key` is not None.
     """
 
     __slots__ = ("_interpreter", "_key", "_turn")
@@ -115,8 +116,8 @@ class StickyLease(ProcessLease):
         limits: Limits,
         sinks: RunSinks = NO_SINKS,
     ) -> RunEnding:
-        """Run one program in the guest: in the sticky worker if this lease has the turn, otherwise
-        in a fresh child.
+        """Run one program in the guest. If this lease includes the sticky worker of its trust
+        domain, run the program in this worker, otherwise in a fresh child process.
         """
         assert isinstance(self._guest, StickyGuest)
         return await self._guest.run_for(self._turn, program, arguments, limits, sinks)

@@ -328,7 +328,9 @@ def _remove_server(name: str) -> None:
 
 
 def _remarks_after(table: str) -> str:
-    """Return the comments at the end of a table's text. They belong to the table that follows."""
+    """Return the empty lines and comments at the end of the text of a TOML table. They belong to
+    the next table in the file.
+    """
     found = re.search(r"(?:^[ \t]*(?:#.*)?\n)*\Z", table, re.MULTILINE)
     return found[0] if found is not None else ""
 
@@ -375,7 +377,9 @@ def _fault_words(name: str, fault: Any) -> str:
 
 
 def _toml(value: Any) -> str:
-    """Return a value in the syntax of TOML. A JSON string is also valid TOML."""
+    """Return a value in the syntax of TOML. Strings are written in the syntax of JSON, which TOML
+    also accepts.
+    """
     if isinstance(value, dict):
         return f"{{ {', '.join(f'{_toml(key)} = {_toml(each)}' for key, each in value.items())} }}"
     if isinstance(value, str):

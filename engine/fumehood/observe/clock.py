@@ -81,8 +81,8 @@ only by the duration of one slot."""
 
 
 class Window:
-    """A moving window that keeps several sums of the values that were added in the last `window_s`
-    seconds. The time `now` that is passed to `add` and `totals` must not decrease.
+    """Several sums of the values that were added in the last `window_s` seconds. Older values no
+    longer count. The time `now` that is passed to `add` and `totals` must not decrease.
     """
 
     __slots__ = ("_slot_s", "_slots", "_sums")
@@ -105,7 +105,9 @@ class Window:
             sums[index] += value
 
     def totals(self, now: float) -> list[float]:
-        """Return the sums of all values that were added in the window up to the time `now`."""
+        """Return the sums of the values that were added in the last `window_s` seconds before
+        `now`.
+        """
         self._forget(int(now // self._slot_s))
         return [sum(slot[1][index] for slot in self._slots) for index in range(self._sums)]
 

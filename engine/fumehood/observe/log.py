@@ -37,7 +37,7 @@ Logger = Any
 class EventWriter:
     """The sink of the log. It formats and writes events in order, in a thread.
 
-    Once `redact` is set, it replaces secrets in events.
+    If the attribute `redact` is set, the writer calls it for each event to replace secrets.
     """
 
     def __init__(self, stream: TextIO, processors: Sequence[Any]) -> None:

@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 
 
 class Subscriber:
-    """Receives events. Subclasses override methods; by default, they do nothing."""
+    """Receives the events of one engine, such as the end of a call. Subclasses override the methods
+    for the events that they handle. The methods of this class do nothing.
+    """
 
     def on_approval(
         self, connection: Connection, approval_id: str, event: str, at: datetime
@@ -43,8 +45,8 @@ class Subscriber:
         """Handle a notice that a part sends to people (`Kernel.notify`)."""
 
     def on_commit(self) -> None:
-        """Handle the commit of a transaction for which a method with `connection` was called. The
-        events that were passed to that method are now on disk.
+        """Handle the commit of a transaction. The events that methods of this object received on
+        the transaction's `connection` are now on disk.
         """
 
     def on_call(self, call: EndedCall) -> None:

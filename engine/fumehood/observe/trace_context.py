@@ -62,11 +62,11 @@ def span_id_of(call_id: str) -> str:
 
 
 def context_of(trace_id: str, call_id: str, parent: TraceParent | None) -> TraceParent:
-    """Return the id of a call's trace and of its span. Services that the call reaches receive them.
-    `parent` is the caller's trace and span, or None.
+    """Return the ids of a call's trace and span. They are sent to the services that the call uses.
 
-    If `parent` is given, the call belongs to its trace. Otherwise, `trace_id` is used, or its hash
-    if it does not have W3C's format.
+    `parent` is the caller's trace and span, or None. If `parent` is given, the call belongs to the
+    caller's trace. Otherwise, the trace's id is `trace_id`, or the hash of `trace_id` if `trace_id`
+    does not have W3C's format.
     """
     if parent is not None:
         return TraceParent(parent.trace_id, span_id_of(call_id), parent.flags)

@@ -27,8 +27,8 @@ _BASE64 = frozenset(f"{string.ascii_letters}{string.digits}+/-_")
 
 @dataclass(frozen=True, slots=True)
 class _Form:
-    """One text to search for, in place of a secret's value. It is the value itself or an encoding
-    of it, such as base64.
+    """One text that `SecretValues` searches for and replaces, because it reveals a secret's value.
+    It is the value itself or an encoding of the value, such as base64.
     """
 
     text: str
@@ -39,8 +39,8 @@ class _Form:
 
 
 class SecretValues:
-    """Finds secret values in texts and replaces them with a placeholder. Finds them in all forms in
-    which services commonly repeat them, such as base64.
+    """Finds secret values in texts and replaces them with a placeholder. It also finds encoded
+    values, in all forms in which services commonly repeat values, such as base64.
 
     The search takes time proportional to the length of the searched text, whatever the text
     contains, because it searches for each form in linear time.
@@ -98,13 +98,13 @@ class SecretValues:
         return SecretStream(self)
 
     def replaced(self, text: str, cut: int, *, is_all: bool) -> tuple[str, int]:
-        """Replace the values that begin in the text before the position `cut`. Return the replaced
-        beginning of the text, and the position at which the unprocessed rest begins.
+        """Replace the values that begin in `text` before the position `cut`. Return two values: the
+        processed beginning of the text, and the position in `text` at which the rest begins.
 
-        A value that begins before `cut` is replaced completely, even if it ends after `cut`. There
-        is one exception: if the base64 character after the value contains bits of the value
-        (`shares_last`) and is not before `cut`, the value stays in the rest. With `is_all`, the
-        text is complete, and the exception does not apply.
+        A value that begins before `cut` is replaced completely, even if it ends after `cut`. The
+        exception is a form in base64 whose last bits are in the next base64 character
+        (`shares_last`): if this character is not before `cut`, the value is left in the rest. If
+        `is_all` is True, `text` is complete, and there is no exception.
         """
         parts, at = list[str](), 0
         for start, end, form in self._found(text):
@@ -120,8 +120,9 @@ class SecretValues:
         return "".join([*parts, text[at:cut]]), cut
 
     def complete(self, text: str) -> int:
-        """Return the position up to which `text` can be passed on now. A secret value that begins
-        at this position or later may continue in the next piece of the text.
+        """Return the position up to which `text` can be processed now. All secret values that begin
+        before this position also end in `text`. The text from this position on must be held back,
+        because it may contain the beginning of a secret value.
         """
         # Add one to the longest form, for the base64 character that may precede it.
         longest = self.longest + 1 if self._forms else 0

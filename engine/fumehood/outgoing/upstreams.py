@@ -388,8 +388,8 @@ def _ended_by(error: EngineError) -> EndedBy:
 
 
 def _not_secure(error: httpcore2.ConnectError) -> EngineError:
-    """Return the error for a failed TLS handshake. `addresses` reports all other failures to
-    connect.
+    """Return the error that the caller gets if the TLS handshake with a service failed. All other
+    failures to connect are reported by `CheckedBackend`.
     """
     if any(isinstance(cause, ssl.SSLCertVerificationError) for cause in error.args):
         return NetworkError(

@@ -144,8 +144,8 @@ class AllCalls:
 
     async def groups(self, since: datetime) -> tuple[list[CallGroup], bool]:
         """Count the calls since the time `since`, by tool version, principal and agent. Return the
-        groups, largest first, and whether older calls since that time are not counted because there
-        are too many. Raises ReadFailed.
+        groups, largest first, and a bool. The bool is True if there are too many calls, so that the
+        oldest of them are not counted. Raises ReadFailed.
         """
         await self._database.flush()
         return await self._database.read(lambda connection: _groups(connection, since))
@@ -183,9 +183,8 @@ def _first(connection: Connection, wanted: ColumnElement[bool]) -> str | None:
 def _recent(
     connection: Connection, since: datetime, most: int
 ) -> tuple[list[ColumnElement[bool]], bool]:
-    """Return the conditions for the newest calls since a moment, at most `most` rows.
-
-    Also return whether older calls since that moment are left out.
+    """Return two values: SQL conditions that select the calls since the time `since`, but only the
+    newest `most` rows of the call log, and whether calls are left out because of this limit.
     """
     bound = newest_seq(connection) - most
     at = as_kept(since)

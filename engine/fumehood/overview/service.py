@@ -174,8 +174,8 @@ class OperatorView:
         return await self._made.services.stores.blobs.open_blob(blob_id, owner, expires, signature)
 
     async def repeat_as_dry_run(self, call_id: str) -> Envelope:
-        """Make a dry run of a call that needed approval, and return the dry run's envelope. It has
-        the arguments of the call and the rights of the call's caller.
+        """Make a dry run of a call that needed approval, and return the dry run's envelope. The dry
+        run has the arguments of the call and the rights of the call's caller.
 
         Raises:
             ResourceNotFound: the call's arguments are not stored.
@@ -246,7 +246,9 @@ class OperatorView:
     async def try_rules(self, wish: RulesToTry, reader: Principal) -> TriedRules:
         """Apply policy rules to the calls of the last `wish.days` days. The policy does not change.
 
-        For administrators, conditions on arguments are checked against the recorded arguments.
+        If `reader` is an administrator, conditions on arguments are tested with the recorded
+        arguments of the calls. Without recorded arguments, and for other readers, these conditions
+        are assumed to hold.
 
         Raises:
             InvalidParams: the rules are invalid.

@@ -49,7 +49,9 @@ class Consent:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What the envelope of a call reports about its wait for a decision."""
+    """Data about a call that waited, or still waits, for a human's decision. The call's envelope
+    reports it.
+    """
 
     tool: str
     tool_version: str
@@ -74,13 +76,15 @@ class Asker(Protocol):
     async def ask(
         self, claimed: ClaimedCall, plan: Plan, call: CallContext, services: PipelineServices
     ) -> Consent | Envelope:
-        """Return consent to a call, or the final answer to a call that was stored and has ended.
+        """Return the consent of a remembered rule, if such a rule allows the call. Otherwise, store
+        the call and request a human's consent. If the stored call ends while the caller waits,
+        return its final answer.
 
         An implementation sets `call.parked_as` once it has stored the call. It also transfers the
         call's claim to the stored call.
 
         Raises:
-            RequiresHumanApproval: the call waits for a decision, or has too few approvers.
+            RequiresHumanApproval: the call still waits for a decision, or has too few approvers.
             CallInProgress: the call was approved while its caller waited, and is still running.
             EngineError: the call is refused, or its preview shows that it would fail.
         """
@@ -159,7 +163,8 @@ async def approve(
     """Let a call pass, or request consent for it.
 
     A call passes without a request if it needs no consent or if a part holds back its effect.
-    Return the approved call, or the final answer to a call that was stored and has ended.
+    Return the approved call. If the call was stored while it waited for consent, and has already
+    ended, return its final answer instead.
 
     Raises:
         EngineError: for the same reasons as in `Asker.ask`.

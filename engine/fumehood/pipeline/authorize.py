@@ -43,7 +43,9 @@ class PermittedCall:
         return self.validated.resolved.request
 
     def with_request(self, request: CallRequest) -> PermittedCall:
-        """Return the same call with other options."""
+        """Return a copy of this call that has `request` as its request, for example to change
+        options.
+        """
         resolved = replace(self.validated.resolved, request=request)
         return replace(self, validated=replace(self.validated, resolved=resolved))
 
@@ -134,8 +136,8 @@ def facts_of(
 def facts_to_explain(
     query: ExplainWish, registry: ToolIndex, agents: Agents, now: Callable[[], datetime]
 ) -> CallFacts:
-    """Return the facts about the hypothetical call that a policy query describes, on the assumption
-    that no budget or other gate refuses it.
+    """Return the data that policy rules test, for the hypothetical call that `query` describes. The
+    data says that no budget or other gate would refuse the call.
 
     Raises:
         EngineError: a real call would be refused with this error before the policy decides on it.

@@ -79,7 +79,7 @@ class Replay:
 @dataclass(frozen=True, slots=True)
 class Waiting:
     """The id of the approval for which an earlier call with the same idempotency key waits or
-    waited. Its answer, if there is one, is stored with the approval.
+    waited. If this earlier call has ended, its answer is stored with the approval.
     """
 
     approval_id: str
@@ -233,8 +233,8 @@ class Keys:
         """Return a job that runs `job` and then `let_go`, which releases the call's claim on its
         key. The claim is released even if `job` fails.
 
-        `job` stores the call's answer. So a later job that finds the claim released also finds the
-        answer. If it finds none, `job` has failed, and the later job treats the call as lost.
+        Because `job` stores the call's answer, a later job that finds the claim released also finds
+        the answer. If the answer is missing, the call counts as lost, because `job` has failed.
         """
 
         def run(connection: Connection) -> None:
@@ -436,7 +436,7 @@ def _without_key(permitted: PermittedCall) -> JsonObject:
 
 
 def takes_key(permitted: PermittedCall) -> bool:
-    """Whether the tool itself has a parameter for the key."""
+    """Whether the call's tool has a parameter of its own for an idempotency key."""
     return PARAMETER in permitted.tool.definition.parameters.get("properties", {})
 
 

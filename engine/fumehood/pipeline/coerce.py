@@ -30,8 +30,8 @@ _BOOLEANS = {
 
 
 def coerce(arguments: JsonObject, tool: ToolDefinition) -> tuple[JsonObject, tuple[str, ...]]:
-    """Convert arguments to the types in the tool's schema. Return them with a warning for each
-    change.
+    """Convert arguments to the types in the tool's schema. Return the converted arguments, and a
+    warning for each change.
 
     Three changes have no warning: defaults of missing parameters are filled in, a program's byte
     order mark is removed, and if two parameters exclude each other, an empty one is left out. A

@@ -97,8 +97,8 @@ class CallContext:
     """Set if the tool failed and its fallback was called."""
 
     def begin(self) -> None:
-        """Record that the call may have an effect from now on, and call `begin` of what gates have
-        reserved for the call (`holds`).
+        """Call `begin` of each reservation that gates have made for the call (`holds`). Then record
+        that the call may have an effect from now on.
         """
         for _, hold in self.holds:
             hold.begin()

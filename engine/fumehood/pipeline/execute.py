@@ -141,7 +141,8 @@ def _lease(
 async def execute(
     admitted: AdmittedCall, *, call: CallContext, services: PipelineServices, run_call: RunCall
 ) -> Outcome:
-    """Run the call in its tool's executor, and retry as often as `retry` allows.
+    """Run the call in its tool's executor. If the run fails, repeat it as long as the rules in
+    `pipeline/retry.py` allow another attempt.
 
     Return the outcome of the last attempt. Parts use `run_call`, the pipeline's entry, to make
     calls for the running program.
@@ -177,8 +178,8 @@ async def execute(
 async def _attempts(
     run: ToolRun, admitted: AdmittedCall, call: CallContext, services: PipelineServices
 ) -> Outcome:
-    """Repeat the run until an attempt succeeds or `retry` allows no further attempt. Return the
-    outcome of the last attempt.
+    """Repeat a run until an attempt succeeds, or until no further attempt is allowed, useful or
+    possible in the remaining time. Return the outcome of the last attempt.
     """
     tool, clock, retries = run.tool.definition, services.clock, services.retries
     circuit = services.circuits.of(admitted.plan.upstream)
@@ -210,8 +211,8 @@ async def _attempts(
 
 
 def _stop(error: EngineError, suspended_ms: int, call: CallContext) -> None:
-    """Record that requests to the service are suspended: as a warning in the call, and as the retry
-    delay in its error.
+    """Record that requests to the service are suspended for `suspended_ms` milliseconds. Add a
+    warning to the call, and set the retry delay of `error` to at least this time.
     """
     call.attempts.warning = CIRCUIT_OPENED
     error.retry_after_ms = max(error.retry_after_ms or 0, suspended_ms)

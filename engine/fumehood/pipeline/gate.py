@@ -63,8 +63,8 @@ class Ended:
 
 
 class Hold:
-    """What a gate reserves for one call, such as an amount of a budget. Subclasses override
-    methods; by default, they do nothing.
+    """What a gate reserves for one call, such as an amount of a budget. Subclasses override the
+    methods that they need. The methods of this class do nothing.
 
     When the call has ended, `settle` is called if `begin` was called, and `release` otherwise.
     Finally, `close` is called in both cases.
@@ -85,14 +85,14 @@ class Hold:
         return True
 
     def settle(self, ended: Ended) -> None:
-        """Settle what is reserved according to `ended`, which describes how the call ended. This
-        happens before the answer is sent to the caller.
+        """End the reservation after a call that may have had an effect, for example by charging
+        what the call used. `ended` describes how the call ended. Called before the caller gets the
+        answer.
         """
 
     def release(self) -> None:
-        """Give back what is reserved, because the call used nothing.
-
-        The tool's fallback may still answer the call.
+        """Give back what is reserved, because the call's tool used nothing. The call has not
+        necessarily ended, because the fallback tool may still answer it.
         """
 
     def close(self) -> None:

@@ -29,7 +29,7 @@ _MISPLACED = "It is an option: put it into `options`"
 def parse_own_call(
     tool: str, arguments: JsonObject | None, options: JsonObject
 ) -> tuple[str, CallBody]:
-    """Parse a call that this process made. The call is checked as strictly as a call that arrives
+    """Parse a call that comes from this process itself. Check it as strictly as a call that arrives
     over a socket.
 
     Return the tool's name and the call's body. Raises InvalidParams.
@@ -40,7 +40,8 @@ def parse_own_call(
 
 
 def as_sent(value: Any, part: str) -> Any:
-    """Return an embedding program's value as it would arrive after being sent as JSON.
+    """Convert a value of an embedding program to JSON and back, so that it is the same as if it had
+    arrived over a socket. `part` names the value in the error's message.
 
     Raises:
         InvalidParams: the value cannot be represented in JSON.
@@ -97,8 +98,8 @@ def parse_call_body(document: Any) -> CallBody:
 
 
 def parse_own_decision(document: JsonObject) -> DecisionBody:
-    """Parse a request for a decision that this process made. The request is checked as strictly as
-    a request that arrives over a socket.
+    """Parse a decision request that comes from this process itself. Check it as strictly as a
+    request that arrives over a socket.
 
     Raises InvalidParams.
     """

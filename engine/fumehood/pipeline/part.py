@@ -68,8 +68,8 @@ class CallPart:
         """Return fields to add to the answer's metadata. They never replace fields that are already
         set.
 
-        `data` has not been shortened yet. `outcome.kept` contains the values that parts kept from
-        the run.
+        `data` is the data of the answer before long texts are shortened. `outcome.kept` contains
+        the values that parts kept from the run.
         """
         return {}
 

@@ -48,8 +48,9 @@ async def answer_of_gates(
 
 
 def refuses(gate: Gate, decision: Decision) -> bool:
-    """Return whether a gate refuses a call even if a human approves the call. The caller has found
-    that the gate would refuse the call now. `decision` is the policy's decision on the call.
+    """Return whether a gate refuses a call even if a human approves the call. Use this function
+    only for a gate that would refuse the call without approval. `decision` is the policy's decision
+    on the call.
     """
     return gate.key not in decision.may_exceed
 

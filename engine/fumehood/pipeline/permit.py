@@ -76,8 +76,8 @@ def _authorized(
 
 
 def log_shadow(permitted: PermittedCall, services: PipelineServices) -> None:
-    """Count the policy rule that decided. Also log the rules in shadow mode that would have
-    decided.
+    """Count the policy rule that decided on the call. If rules in shadow mode, which is a trial
+    mode without effect, would have decided on the call, log these rules.
     """
     services.policy.count(permitted.decision)
     if not permitted.decision.shadow:

@@ -140,8 +140,9 @@ def with_options(
 
 
 def _executor(permitted: PermittedCall) -> Executor:
-    """Return the executor that runs the call. If the call requests approval of an action
-    (`request.held`), this is the action. Otherwise, it is the executor of the call's tool.
+    """Return the executor that runs the call. If the call requests approval of an action, return
+    the action itself (`request.held`), which is an executor. Otherwise, return the executor of the
+    call's tool.
 
     Raises the same errors as `executor_of`.
     """
@@ -261,10 +262,10 @@ def can_run_now(tool: ToolDefinition, walls: Walls) -> bool:
 
 
 async def place_of(plan: Plan, sessions: SessionKeeper) -> JsonObject | None:
-    """Return the facts about the image and runtime in which a call would run, or None if the call
-    runs without an image.
+    """Return a description that identifies the image and runtime in which a call would run. Return
+    None if the call runs without an image.
 
-    An approval is bound to this image and runtime.
+    An approval is valid only for the image and runtime that this description identifies.
 
     Raises:
         ResourceNotFound: the call's session has ended.
@@ -339,7 +340,9 @@ def _check_isolation(placement: Placement, options: CallOptions) -> None:
 
 
 def _lowered(options: CallOptions, limits: Limits, allowed_mb: int | None) -> tuple[str, ...]:
-    """Return a warning for each limit that is lower than the one that the call requested."""
+    """Return a warning for each limit in `limits` that is lower than `options` requested.
+    `allowed_mb` is the maximum memory that the call could have, in MB.
+    """
     if options.timeout_seconds is None and options.memory_limit_mb is None:
         return ()
     asked_and_given = (

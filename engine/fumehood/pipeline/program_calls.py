@@ -47,7 +47,8 @@ class CallsOfProgram:
         clock: RunClock,
     ) -> None:
         """Start a call of a tool, and return immediately. `answer` later receives the call's
-        answer.
+        answer. `clock`, which measures the program's time, is paused while the call waits for a
+        human.
         """
         handle = CallHandle(waiting=lambda is_waiting: self._on_waiting(clock, is_waiting))
         task = asyncio.create_task(self._run(self._request(tool, arguments), handle, answer))
@@ -59,8 +60,8 @@ class CallsOfProgram:
     ) -> EngineError | None:
         """Request approval of an action, and wait until the action has been performed or refused.
 
-        The request is a call of `tool`. Return None if the action was performed, otherwise the
-        error.
+        The request is a call of `tool`. `clock`, which measures the program's time, is paused while
+        the request waits for a human. Return None if the action was performed, otherwise the error.
         """
         if len(self._open) >= MAX_OPEN_CALLS:
             return RateLimited(
@@ -154,8 +155,8 @@ class CallsOfProgram:
     def _patience_s(self, *, wanted: bool | None = None) -> float:
         """Return for how many more seconds the program's calls may wait for approvals.
 
-        If the caller of the program has not set the option `wait_for_approval`, `wanted` is its
-        value.
+        If the program's own call has no option `wait_for_approval`, `wanted` is used as the value
+        of this option.
         """
         asker, options = self._services.asker, self._parent.request.options
         waited_s = self._waited_s

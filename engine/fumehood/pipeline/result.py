@@ -163,8 +163,8 @@ def shape_error(error: EngineError, details: JsonObject | None = None) -> ErrorI
 
 
 def redact_error(error: EngineError, redactor: Redactor) -> int:
-    """Redact an error's texts in place, including an error code that the tool defines. Return the
-    number of matches.
+    """Redact the texts of `error` in place, including an error code that the tool defines. Return
+    the number of matches that were replaced.
     """
     error.message, total = redactor.text(error.message)
     if isinstance(error, ToolError):
@@ -189,9 +189,11 @@ def brief_error(error: EngineError, redact: Callable[[str], str]) -> ErrorInfo:
 
 
 def _shape_tool_error(error: ToolError) -> EngineError:
-    """Return a tool's own error with its message made fit for an envelope.
+    """Return a copy of a tool's own error for the envelope. Its message is valid UTF-8 and has at
+    most `MAX_MESSAGE_CHARACTERS` characters.
 
-    If the details do not fit, return an error about the details instead.
+    If the error's details are not JSON or exceed `MAX_DETAILS_BYTES`, return an error that says
+    this instead.
     """
     message = _whole_text(error.message)[:MAX_MESSAGE_CHARACTERS]
     try:

@@ -56,7 +56,9 @@ CIRCUIT_OPENED = "retries: stopped, because calls to this service are suspended"
 
 @dataclass(slots=True)
 class Attempts:
-    """How often one call has been retried so far, and why it is not retried further."""
+    """How often one call has been retried so far. If retries have stopped, also why there is no
+    further retry.
+    """
 
     retry_count: int = 0
     max_retries: int | None = None

@@ -170,7 +170,13 @@ async def run_approved(
 async def _answer_of_another(
     found: Replay | Waiting, call: CallContext, services: PipelineServices
 ) -> Envelope:
-    """Return the answer to the earlier call that this call repeats."""
+    """Return the answer to the earlier call that this call repeats. If `found` is `Waiting`, first
+    wait for this answer, as long as the options of this call allow.
+
+    Raises:
+        RequiresHumanApproval: the earlier call still waits for a decision.
+        CallInProgress: the earlier call is still running.
+    """
     if isinstance(found, Replay):
         now = timestamp(services.clock.now())
         record_replay(call, found.envelope, services, now)

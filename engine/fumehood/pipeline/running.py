@@ -41,7 +41,8 @@ class LiveCall(NamedTuple):
     began_at: datetime
 
     def record(self, now: datetime, currency: str, *, with_output: bool = False) -> CallRecord:
-        """Return the call in the form of a call log entry.
+        """Return the call in the form of a call log entry. `now` is the current time, and
+        `currency` is the currency of the entry's cost.
 
         With `with_output`, the entry includes the last output of the call.
         """
@@ -79,9 +80,11 @@ class LiveCall(NamedTuple):
 
 
 class Intake:
-    """Says whether an engine accepts new calls. It accepts them from its start until it drains.
+    """Says whether an engine accepts new calls. The engine accepts calls from its start until it
+    drains.
 
-    This is a separate object, because the pipeline's services query it but are created later.
+    The pipeline's services query this object. It is not part of `Calls`, because `Calls` is created
+    after the services.
     """
 
     def __init__(self) -> None:
@@ -112,19 +115,22 @@ class Calls:
     def run(
         self, tool: str, body: CallBody, principal: Principal | None, live: CallHandle
     ) -> Coroutine[Any, Any, Envelope]:
-        """Run one call. The principal must already be authenticated.
+        """Run a call of `tool` for an authenticated principal. `principal` is None if the caller is
+        unknown, and the call is then refused. The caller uses `live` to follow and cancel the call.
 
-        This method returns the coroutine instead of awaiting it, because a nested coroutine would
-        slow down every call.
+        This method is not a coroutine itself but returns one, because a nested coroutine would slow
+        down every call.
         """
         return self._run(self.request(tool, body, principal), live)
 
     def start(
         self, request: CallRequest, live: CallHandle, answered: Callable[[Envelope], object]
     ) -> None:
-        """Run a call in a separate task, which continues if the caller's task ends.
+        """Run a call in a separate task, which continues if the caller's task ends. The handle
+        `live` follows and cancels the call.
 
-        `answered` receives the call's answer, even if the engine stops before the call has ended.
+        `answered` is called with the call's answer. If the engine stops before the call has ended,
+        the answer is the error `ShuttingDown`.
         """
         live.is_delivered_later = True
         task = asyncio.create_task(self._run_apart(request, live, answered))

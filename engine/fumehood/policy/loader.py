@@ -287,8 +287,8 @@ class _Faults:
             return None
 
     def check_ids(self) -> None:
-        """Add a fault for each rule whose id an earlier rule already has. Invalid rules are
-        included.
+        """Add a fault for each rule that has the same id as an earlier rule. The ids of invalid
+        rules are compared too.
         """
         first: dict[str, int] = {}
         for number, name in self._ids.items():
@@ -556,9 +556,9 @@ def _is_complete(schema: Mapping[str, Any]) -> bool:
 
 
 def _check_shadowed(rules: Mapping[int, Rule], found: _Faults) -> None:
-    """Add a fault for each rule that can never decide a call. For such a rule, another rule matches
-    at least the same calls and always decides first, because the other rule is stricter, or is
-    earlier and has the same verdict.
+    """Add a fault for each rule that can never decide a call, because another rule matches at least
+    the same calls and always decides first. The other rule decides first if it is stricter, or if
+    it has the same verdict and is earlier.
     """
     enforced = {number: rule for number, rule in rules.items() if rule.is_enforced}
     others: dict[str | None, list[tuple[int, Rule]]] = defaultdict(list)

@@ -48,11 +48,11 @@ def _never(key: str) -> bool:
 
 
 class CallFacts(NamedTuple):
-    """Everything about a call that a rule can test. It is a named tuple, because a named tuple is
+    """Everything about a call that a rule can test. This is a named tuple, because named tuples are
     fast to create.
 
-    `arguments` are the effective arguments, that is, the arguments after coercion, with defaults
-    and the agent's fixed arguments.
+    `arguments` are the effective arguments: they were coerced, and include defaults and the
+    arguments that the agent's configuration fixes.
     """
 
     tool: ToolDefinition
@@ -204,8 +204,9 @@ class Predicate(_Written):
 
     @property
     def question(self) -> frozenset[str]:
-        """The key that names the predicate's kind of test, as a set. For `min` and `max`, the set
-        contains `range`. A valid predicate has exactly one kind.
+        """The name of the predicate's kind of test, such as `equals`, as the only element of a set.
+        For `min` and `max`, the name is `range`. The set of an invalid predicate can have no
+        element or several.
         """
         names = {"one_of": "in", "not_": "not", "min": "range", "max": "range"}
         asked = self.model_fields_set - {"argument"}

@@ -53,7 +53,8 @@ ABSENT: Final = object()
 @dataclass(frozen=True, slots=True)
 class OfTool:
     """A test of a rule whose result depends only on the tool and the engine, not on the call.
-    `says` describes the test in explanations, and `ask` performs it.
+    `says` is the test's description in explanations, and `ask` is the function that performs the
+    test.
     """
 
     says: str
@@ -62,8 +63,8 @@ class OfTool:
 
 @dataclass(frozen=True, slots=True)
 class OfCall:
-    """A test of a rule whose result depends on the call. `says` describes the test in explanations,
-    and `ask` performs it.
+    """A test of a rule whose result depends on the call. `says` is the test's description in
+    explanations, and `ask` is the function that performs the test.
     """
 
     says: str
@@ -97,8 +98,9 @@ class CompiledRule:
         return True
 
     def doubt(self, facts: CallFacts) -> str | None:
-        """Return a clause that explains which conditions of the rule are in doubt and why. Return
-        None if no condition is in doubt. The rule must match the call.
+        """Return a clause that explains which conditions of the rule are in doubt, that is, neither
+        true nor false for this call, and why. Return None if no condition is in doubt. The rule
+        must match the call.
         """
         for question in self.of_call:
             if question.conditions and question.ask(facts) is None:
@@ -232,8 +234,11 @@ def _exceeds(key: str, facts: CallFacts) -> bool:
 
 
 def _of_arguments(words: str, conditions: tuple[Condition, ...], *, for_every: bool) -> OfCall:
-    """Return a test that holds if at least one of these conditions holds. `words` precedes the
-    conditions in the test's description. `for_every` is explained in `compile_condition`.
+    """Return a test that holds if at least one of these conditions holds. The test's description
+    consists of `words` and the conditions.
+
+    With `for_every`, a condition on several elements (`*`) holds only if all elements meet it.
+    Otherwise, one element is enough.
     """
     asks = [compile_condition(condition, for_every=for_every) for condition in conditions]
     says = words + "; ".join(f"{condition.name} {_words(condition)}" for condition in conditions)
@@ -302,7 +307,9 @@ def compile_condition(condition: Condition, *, for_every: bool) -> Callable[[Jso
 
 
 def why_in_doubt(condition: Condition, tool: ToolDefinition, arguments: JsonObject) -> str:
-    """Return a clause that explains why a condition is in doubt for a call with these arguments."""
+    """Return a clause that explains why a condition is in doubt, that is, neither true nor false,
+    for a call with these arguments.
+    """
     if condition.of_part is not None:
         return condition.of_part.why_in_doubt(arguments)
     if "*" not in condition.segments:
@@ -319,8 +326,9 @@ def why_in_doubt(condition: Condition, tool: ToolDefinition, arguments: JsonObje
 
 
 def _instead(condition: Condition, tool: ToolDefinition, arguments: JsonObject) -> str:
-    """Return a clause such as ", this call has argv" if the call has an argument that excludes the
-    condition's absent argument. Otherwise, return "".
+    """Return a clause such as ", this call has argv". It explains why the argument that the
+    condition tests is absent: the call has another argument, and the tool accepts only one of the
+    two. If the call has no such argument, return "".
     """
     model = arguments_of(tool.executor)
     for pair in model.exclusive if model is not None else ():
@@ -331,7 +339,9 @@ def _instead(condition: Condition, tool: ToolDefinition, arguments: JsonObject) 
 
 
 def compile_predicate(predicate: Predicate) -> Callable[[Any], Answer]:
-    """Compile a predicate to a function of one value, which may be ABSENT."""
+    """Compile a predicate to a function that tests one value. The function's argument is ABSENT if
+    the call has no such value.
+    """
     (question,) = predicate.question
     return _COMPILERS[question](predicate)
 
@@ -435,7 +445,9 @@ def _missing(predicate: Predicate) -> Callable[[Any], Answer]:
 
 
 def _not(predicate: Predicate) -> Callable[[Any], Answer]:
-    """Negate the test of a predicate's `not`. None (in doubt) stays None."""
+    """Return a function that negates the test in a predicate's key `not`. If the test returns None
+    (in doubt), the function returns None as well.
+    """
     ask = compile_predicate(_given(predicate.not_))
     return lambda value: _negated(ask(value))
 
@@ -499,8 +511,8 @@ def _all(arguments: Any, segments: Sequence[str]) -> list[Any] | None:
     """Return the values at the path `segments`, which contains `*`. Return None if the `*` match
     more than `MAX_LOOKED_AT` elements.
 
-    The result contains ABSENT for each element in which the rest of the path leads to no value, and
-    for each value at `*` that is neither a list nor an object.
+    A missing value is represented by ABSENT. A value is missing if an element does not contain the
+    rest of the path, or if the value at `*` is neither a list nor an object.
     """
     values: list[Any] = [arguments]
     for segment in segments:

@@ -90,8 +90,8 @@ class PolicyGate:
         return self._rules.version
 
     def replace(self, policy: Policy | None) -> None:
-        """Replace the whole policy atomically, and reset the counts. None means that the defaults
-        apply.
+        """Replace the whole policy atomically, and set the counts of decided calls to zero. If
+        `policy` is None, the defaults apply from now on.
         """
         self._rules = _Rules(policy, self.environment)
         self._counts: Counter[str] = Counter()

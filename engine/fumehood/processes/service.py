@@ -128,8 +128,8 @@ class SessionProcesses:
         await self.access.keep(NAME, kept)
 
     def _with_kept(self, answer: JsonObject) -> JsonObject:
-        """Return the guest's list of processes, extended by the processes that have a stored start
-        request but ended so long ago that the guest no longer lists them.
+        """Return the guest's list of processes, with some ended processes added. These have a
+        stored start request, but ended so long ago that the guest no longer lists them.
         """
         known = {process["name"] for process in answer["processes"]}
         unknown = [_ended(name, asked) for name, asked in self._kept.items() if name not in known]

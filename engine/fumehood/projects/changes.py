@@ -92,7 +92,9 @@ class Baseline:
     """
 
     def content(self) -> bytes:
-        """Return the baseline as JSON, which `parse` reads. `versions` is left out."""
+        """Return the baseline as JSON, from which `parse` restores it. Only the field `versions` is
+        not included.
+        """
         tree = [[path, one.size, one.can_run, one.digest] for path, one in self.tree.items()]
         told = {"tree": tree, "rules": dict(self.rules), "everything": self.everything}
         told["applied"] = sorted(self.applied)
@@ -513,8 +515,10 @@ def _facts(entry: Entry) -> JsonObject:
 
 
 def _content(entry: Entry | None, path: str, texts: Texts) -> bytes | None:
-    """Return what git's diff shows for `entry`, one side of a change. It is the content of a file,
-    the target of a link, or b"" if there is no entry. Return None if the content cannot be shown.
+    """Return the content that git's diff shows for `entry`, the state of `path` before or after a
+    change. This is the content of a file, the target of a link, or b"" if `entry` is None. Return
+    None if the content cannot be shown. `texts` contains the contents of the files that can be
+    shown.
     """
     if entry is None:
         return b""
@@ -537,10 +541,12 @@ def _shown_diff(change: Change, old: Texts, new: Texts, diffs: _Diffs) -> JsonOb
 def _file_patch(
     change: Change, conflicts: Collection[str], old: Texts, new: Texts, diffs: _Diffs
 ) -> tuple[str, bool]:
-    """Return the section of a patch for one file, and whether this section shows the whole change.
+    """Return the section of a patch for one file. Also return whether this section shows the whole
+    change.
 
-    The other parameters are the same as in `patch_of`: the paths in conflict, and the contents of
-    files before (`old`) and after (`new`) the changes. `diffs` makes the diff.
+    `conflicts` are the paths at which the host's files conflict with the changes. `old` maps the
+    paths of files that can be shown to their contents before the changes, and `new` to their
+    contents after the changes. `diffs` makes the diff.
     """
     before, after = change.before, change.after
     if before is not None and after is not None and before.is_link != after.is_link:

@@ -23,8 +23,11 @@ from fumehood.projects.show import file_line, notes, write_diff
 def session_from(
     directory: Path, everything: bool, client: Client, wishes: dict[str, Any]
 ) -> SessionRecord:
-    """Create a session with a copy of a directory, and return its record. If the directory cannot
-    be used, end the command.
+    """Create a session with a copy of `directory`, and return its record. If the directory cannot
+    be used, end the command with a message.
+
+    If `everything` is True, files that `.gitignore` files exclude are copied too. `wishes` are the
+    other arguments of `Client.create_session_from`.
     """
     with local(directory):
         return client.create_session_from(directory, everything=everything, **wishes)

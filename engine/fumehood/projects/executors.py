@@ -30,7 +30,9 @@ class ProjectDiffExecutor(Executor):
 
 
 class ProjectApplyExecutor(ProjectDiffExecutor):
-    """Writes the approved changes into the project directory on the host, and nothing else."""
+    """Writes the changes that a human has approved into the project directory on the host. It
+    writes no other changes.
+    """
 
     has_preview = True
 

@@ -107,7 +107,9 @@ class ProjectsPart(EnginePart):
         }
 
     async def recovered(self) -> None:
-        """Remove the journals of those changes whose outcomes are now stored."""
+        """Remove the journals of the changes whose outcomes were stored. A journal records changes
+        to a project so that they can be undone.
+        """
         await anyio.to_thread.run_sync(self._journals.forget)
 
     def _need(self, is_needed: bool) -> None:

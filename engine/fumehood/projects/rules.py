@@ -116,8 +116,8 @@ def _is_never_named(name: str) -> bool:
 
 
 class TooManyRules(Exception):
-    """To evaluate the rules of a tree would take too much time or memory. The message is a
-    clause.
+    """Raised if the evaluation of the rules of a tree would take too much time or memory. The
+    message is a clause.
     """
 
     def __init__(self) -> None:
@@ -125,11 +125,12 @@ class TooManyRules(Exception):
 
 
 class IgnoreRules:
-    """The `.gitignore` rules of one tree of directories. Before `leave_out` is called for a path,
-    the rules of all directories above this path must be added.
+    """The `.gitignore` rules of one tree of directories. `leave_out` says whether the rules leave
+    out a path. Before `leave_out` is called, the rules of all directories above the path must be
+    added.
 
     If there are too many rules, `add` and `leave_out` raise `TooManyRules`. They never apply only
-    some of the rules, because paths that the other rules leave out would then be included.
+    some of the rules, because then paths that the other rules leave out would be included.
     """
 
     def __init__(self) -> None:
@@ -277,7 +278,7 @@ def _pattern(part: str) -> re.Pattern[str]:
 
 def _fits(wanted: Sequence[re.Pattern[str] | None], parts: Sequence[str]) -> tuple[bool, int]:
     """Return whether a rule matches a path, and the number of comparisons that this took. `wanted`
-    are the patterns of the rule, and `parts` are the names in the path.
+    contains the rule's pattern for each name, or None for `**`. `parts` are the names in the path.
 
     The number of comparisons is at most the product of the two lengths. If a comparison fails, the
     search goes back only to the last `**`.

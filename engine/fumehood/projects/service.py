@@ -120,7 +120,9 @@ class Claim(NamedTuple):
 
 
 class Judged(NamedTuple):
-    """The changes of a session, compared with the files on the host."""
+    """The result of comparing a session's changes with the files on the host: the changes, the
+    conflicts, and the old contents of changed files.
+    """
 
     changes: Sequence[Change]
     conflicts: dict[str, str]
@@ -424,11 +426,11 @@ def _left_out(baseline: Baseline) -> Callable[[str], bool]:
 
 
 def _with_base(conflicts: dict[str, str], baseline: Baseline) -> dict[str, str]:
-    """Return the conflicts, a mapping from paths to reasons, with correct reasons.
+    """Return the conflicts, a mapping from paths to reasons, with more exact reasons.
 
-    The reason `ANOTHER` says that the host's file differs from the copied file. It is replaced by
-    `APPLIED` for a path to which changes were already written, because the host's file was then
-    compared with these changes.
+    The reason `ANOTHER` says that the host's file differs from the file that was copied into the
+    session. If changes were already written to a path, the host's file was compared with the result
+    of these changes instead. For such a path, `APPLIED` replaces `ANOTHER`.
     """
     return {
         path: APPLIED if why == ANOTHER and path in baseline.applied else why
@@ -612,9 +614,9 @@ FEED = StreamKind("feed", str(FEED_BYTES))
 
 
 class Feed(Connections):
-    """Sends the bytes of a project from the host to a program of the engine in the container. The
-    host writes the bytes to the connection `stream`, which sends them only as fast as the program
-    reads. The guest may send nothing but acknowledgements.
+    """A connection over which the host sends the bytes of a project into the container, where a
+    program of the engine reads them. The host writes the bytes to `stream`, and must wait while the
+    program does not read. The guest may send only acknowledgements.
     """
 
     def __init__(self, port: StreamPort) -> None:

@@ -54,8 +54,8 @@ class Change:
 
 
 class Conflicts(Exception):
-    """Files on the host have changed, so nothing was written. `paths` maps the path of each such
-    file to a clause that says what has changed.
+    """Raised if files on the host have changed meanwhile, so nothing was written. `paths` maps the
+    path of each such file to a clause that says what has changed.
     """
 
     def __init__(self, paths: Mapping[str, str]) -> None:
@@ -123,8 +123,8 @@ class Journals:
     """The journals of one engine, which are files in a separate directory. Each journal records a
     set of changes to a project, so that the changes can be undone if the engine is killed.
 
-    Invariant: `need(True)` is called before the first journal is written, and `need(False)` only
-    after the last journal was removed.
+    The function `need` records whether any journals exist. Invariant: `need(True)` is called before
+    the first journal is written, and `need(False)` only after the last journal was removed.
     """
 
     def __init__(
@@ -148,10 +148,10 @@ class Journals:
         self._recovered: list[Path] = []
 
     def recover(self) -> Recovered:
-        """Undo the unfinished changes of an engine that was killed, and remove its staging
-        directories.
+        """Undo the unfinished changes of an engine that was killed. Remove the staging directories
+        that this engine has left in projects.
 
-        The caller must store the returned outcomes, and then call `forget`.
+        The caller must store the outcomes in the result, and then call `forget`.
         """
         failed, outcomes = found = Recovered([], {})
         if self._directory is None or not self._directory.is_dir():
@@ -438,9 +438,9 @@ def _put_back(project: ProjectDirectory, journal: _Journal) -> bool:
     """Undo the steps of a journal, as far as they were carried out. This function can be called
     again after it was interrupted.
 
-    Return False if not everything is as before, because another program wrote to a path meanwhile.
-    If a path is taken, the old file is stored beside the path, or in the top directory of the
-    project.
+    Return True if all files are as before. Return False if another program wrote to a path
+    meanwhile, so that not everything could be undone. If a path is taken, the old file is stored
+    beside the path, or in the top directory of the project.
 
     Raises OSError.
     """

@@ -46,9 +46,9 @@ MAX_SEGMENT_BYTES = _HEAD.size + PIECE_BYTES
 
 
 class Segment(NamedTuple):
-    """One message about a connection, which is one of many byte streams in a stream of the
-    container. It contains a step, such as `DATA` or `CLOSED`, the number of the connection, and
-    data.
+    """One message about a connection. A connection is a byte stream, and one stream of a
+    container's channel carries many connections. The message contains a step, such as `DATA` or
+    `CLOSED`, the number of the connection, and data.
 
     A segment is the body of a stream's frame. It is binary, because encoding JSON would take most
     of the time of a transfer.

@@ -280,8 +280,12 @@ def run_frames(
 
     `keep` leaves files and variables for the next run. `live` means that a client follows the
     output and the progress. `thin` means that the program seems to need no preloaded modules.
-    `streams` maps the kind of each of the run's streams to a text for the code in the guest that
-    serves the stream. `trial` is what to do with the variables of a trial, and the trial's token.
+    `streams` maps the kind of each stream of the run to a text that the guest's end of this stream
+    receives.
+
+    `trial` is an action and the token of a trial. The action says what happens to the trial's
+    variables: `hold` holds them back, `adopt` makes them those of the session, and `drop` discards
+    them.
     """
     run: JsonObject = {
         "op": "run",

@@ -19,7 +19,7 @@ MAC_BYTES = 16
 
 class Cursors:
     """Creates and reads cursors, which are positions in lists that clients can send back but not
-    forge. The secret key belongs to this object.
+    forge. Each object signs its cursors with its own secret key, and accepts only such cursors.
     """
 
     def __init__(self, key: bytes) -> None:

@@ -99,9 +99,9 @@ def whole_words(text: str, most: int) -> str:
 
 
 def before_word(text: str) -> str:
-    """Return a text without its last word. The text was cut off, so this word may be incomplete. If
-    the word is longer than `MAX_KEY_CHARACTERS`, remove only its last `MAX_KEY_CHARACTERS`
-    characters.
+    """Return a text without its last word. The text was cut off, so the last word may be
+    incomplete. If this word is longer than `MAX_KEY_CHARACTERS`, remove only its last
+    `MAX_KEY_CHARACTERS` characters.
     """
     return max(text.rstrip(OF_WORDS), text[:-MAX_KEY_CHARACTERS], key=len)
 

@@ -49,7 +49,9 @@ class GuestReady(StrictFrame):
 
 
 class GuestEnding(StrictFrame):
-    """How one run ended. All values except `claim` were decided or measured outside the child."""
+    """How one run ended. All values except `claim` were decided or measured outside the child
+    process that ran the program.
+    """
 
     op: str
     id: int

@@ -35,7 +35,9 @@ loader in Python, which produces the same events.
 
 
 class YamlError(ValueError):
-    """The text is not YAML, or has values that JSON lacks. The message says where in the text."""
+    """The text is not YAML, or contains a value that JSON cannot represent. The message says where
+    in the text the fault is.
+    """
 
 
 def loads(text: str, lines: Lines | None = None, *, number_keys: bool = False) -> Any:

@@ -57,11 +57,12 @@ def replay(
 
 @contextmanager
 def _sessions(socket: Path | None, *, as_json: bool) -> Iterator[Callable[[Receipt], JsonObject]]:
-    """Yield a function that takes a receipt and returns the call options for repeating its call in
-    a new session.
+    """Yield a function that creates the sessions in which calls are repeated. The function takes
+    the receipt of a call, and returns the call options that name the session for repeating this
+    call.
 
-    For all receipts of the same old session, the function uses the same new session, which ends
-    when the `with` block ends. For a receipt without a session, it returns no options.
+    Calls that ran in the same session are repeated in the same new session. The new sessions end
+    when the `with` block ends. If a call ran without a session, the returned options are empty.
     """
     from fumehood.receipts.receipt import SESSION_WISHES
 

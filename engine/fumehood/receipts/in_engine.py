@@ -38,8 +38,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """What a run recorded for its receipt, besides the answer that the caller receives: the
-    program's requests and answers (`network`), and hashes of files.
+    """What the engine recorded of a run for its receipt: the program's requests and their answers
+    (`network`), and hashes of files. The receipt also contains the answer that the caller receives.
 
     `digests` maps the kind (`file` or `image`) and the path of each returned file to its SHA-256.
     """
@@ -65,7 +65,7 @@ class Receipts(EnginePart):
     async def around(self, run: ToolRun, before: Sequence[Given]) -> AsyncIterator[Given | None]:
         """Yield an object that records the run's network requests, answers them from a receipt, or
         both, as the call's options demand. Yield None if the call neither asks for a receipt nor
-        replays a receipt.
+        replays a receipt. `before` is not used.
         """
         options = run.request.options
         recorder = Recorder() if RECEIPT.of(options) else None
@@ -109,7 +109,8 @@ async def _keep(
     """Store the receipt of a call, and return a link to it. If the receipt cannot be stored, the
     link contains the reason instead.
 
-    Return None if the call ended before it had a plan, or has no principal.
+    Return None if the call has no principal, or ended before its arguments were validated and its
+    run was planned.
     """
     plan, principal = call.plan, call.request.principal
     if plan is None or principal is None or call.validated is None:

@@ -134,8 +134,9 @@ def _changed(name: str, before: Any, after: Any) -> Iterator[str]:
 
 
 def _comparable(fields: JsonObject) -> JsonObject:
-    """Return the fields of an answer without links and ids, because these are different in every
-    answer. Files are compared by path, size and hash.
+    """Return the fields of an answer in a form in which two answers can be compared. Links and ids
+    are left out, because they are different in every answer. A file is represented by its path,
+    size and hash.
     """
     kept = {name: value for name, value in fields.items() if name not in ("files", "images")}
     if isinstance(session := kept.pop("session", None), dict):

@@ -189,8 +189,9 @@ class Redactor:
         return changed, total
 
     def _number(self, value: Any) -> tuple[Any, int]:
-        """Redact a number. Return `[redacted]` if the number contains a match, otherwise the number
-        itself, and the number of matches. None, True and False are returned unchanged.
+        """Redact a number. Return a pair. Its first element is `[redacted]` if the number contains
+        a match, and otherwise the number itself. Its second element is the number of matches. None,
+        True and False are returned unchanged, with 0 matches.
         """
         if not self._reads_numbers or isinstance(value, bool) or value is None:
             return value, 0
@@ -355,7 +356,8 @@ def _begun(text: str, word: str) -> int:
     """Return the position at which `word` begins if `text` ends with an incomplete `word`. If there
     are several such positions, return the first. If there is none, return the length of `text`.
 
-    Use this function only for words that are not secret.
+    Use this function only for words that are not secret, because the result reveals how much of
+    `word` is at the end of `text`.
     """
     end = len(text)
     for length in range(min(len(word) - 1, end), 0, -1):

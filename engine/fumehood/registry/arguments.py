@@ -58,8 +58,9 @@ def source_of(executor: str) -> str:
 
 
 def without_empty_twins(executor: str, arguments: JsonObject) -> JsonObject:
-    """Return a call's arguments without an empty argument if another argument is given that
-    excludes it.
+    """Return a call's arguments without superfluous empty arguments: if two arguments exclude each
+    other and both are given, the empty argument is left out. If both are empty, the second is left
+    out. The same applies to the fields of each file in `files`.
 
     Some models and frameworks fill in every parameter, so they send empty arguments that the caller
     did not intend.

@@ -345,8 +345,9 @@ _USE_A_REFERENCE = "write ${secret:NAME} instead of a literal"
 
 
 def rest_faults(document: JsonObject) -> Iterator[str]:
-    """Yield the faults in the fields `FIELDS` of a definition, such as `endpoint`. A definition can
-    have these fields only if another service runs the tool.
+    """Yield the faults in those fields of a definition that describe how another service runs the
+    tool, such as `endpoint` (see `FIELDS`). A definition of any other tool must not have these
+    fields.
     """
     kind = document.get("type", "NATIVE")
     if not isinstance(kind, str):

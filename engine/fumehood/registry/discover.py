@@ -198,8 +198,8 @@ Tool = FunctionTool | ToolDefinition | JsonObject
 
 
 def register_all(registry: ToolIndex, tools: Iterable[Tool], private: Sequence[Path]) -> None:
-    """Register the tools of the program that embeds the engine. If one of them is invalid, the
-    engine does not start.
+    """Register the tools of the program that embeds the engine. If a tool is invalid, raise an
+    error, so that the engine does not start.
 
     A sandboxed function is refused if its import path contains a `private` directory.
 
@@ -217,8 +217,8 @@ def register_all(registry: ToolIndex, tools: Iterable[Tool], private: Sequence[P
 def import_paths(registry: ToolIndex) -> frozenset[str]:
     """Return the import paths of all sandboxed functions.
 
-    The engine starts the jail, the sandbox for functions, only if this set is not empty. This is
-    sufficient, because functions are registered only at the engine's start.
+    The engine starts the jail, which is the sandbox for functions, only if the returned set is not
+    empty. It checks this once at its start, because functions are not registered later.
     """
     versions = (tool for name in registry for tool in registry.versions(name.definition.name))
     return frozenset(

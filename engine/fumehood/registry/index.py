@@ -49,8 +49,8 @@ from fumehood.registry.settings import ExternalToolSettings
 
 
 class Source(StrEnum):
-    """Where a tool comes from. If a part registered the tool, the source is the part's name instead
-    of one of these values. The source limits which types the tool can have.
+    """The origin of a tool, which limits the types that the tool can have. If a part registered the
+    tool, the part's name is used instead of one of these values.
     """
 
     BUILTIN = "builtin"
@@ -522,7 +522,9 @@ def page_of_tools(
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """A tool that is left out of a list, and the first reason against it."""
+    """A tool that is left out of a list, and the reason. If there are several reasons, this is the
+    first that was found.
+    """
 
     name: str
     reason: str

@@ -265,8 +265,9 @@ def _additional_properties(
 def _multiple_of(
     validator: Any, factor: Any, instance: Any, schema: Any
 ) -> Iterator[ValidationError]:
-    """Check the keyword `multipleOf` exactly. For example, 19.99 is a multiple of 0.01, and
-    integers may have any size.
+    """Yield an error if `instance` is a number and not a multiple of `factor`, the value of the
+    keyword `multipleOf`. The check is exact: for example, 19.99 is a multiple of 0.01, and integers
+    may have any size.
     """
     if isinstance(instance, bool) or not isinstance(instance, int | float):
         return

@@ -110,7 +110,8 @@ def finding(rules: Rules, rule: str, path: str, message: str) -> Finding:
 def _normalized(text: str) -> str:
     """Normalize a text to NFKC, in pieces of `PIECE` characters.
 
-    To normalize a long row of accents as a whole would take quadratic time and block the process.
+    If a text with a long row of accents were normalized as a whole, this would take quadratic time
+    and block the process.
     """
     pieces = (text[at : at + PIECE] for at in range(0, len(text), PIECE))
     return "".join(unicodedata.normalize("NFKC", piece) for piece in pieces)

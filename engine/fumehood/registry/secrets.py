@@ -119,8 +119,8 @@ class SecretSettings(Settings):
         return tuple(dict.fromkeys(("authorization", *self.headers)))
 
     def is_of_host(self, host: str) -> bool:
-        """Return whether a host may know the secret, because the secret may be sent to at least one
-        of its ports. An IPv6 address in `host` is in brackets.
+        """Return whether the secret may be sent to `host` on at least one port. If `host` is an
+        IPv6 address, it must be in brackets.
         """
         return any(host_and_port(pattern)[0] == host for pattern in self.hosts)
 
@@ -344,8 +344,8 @@ NO_SECRETS = SecretBindings()
 
 
 def _texts(definition: ToolDefinition) -> list[tuple[str, str]]:
-    """Return the texts in a definition that may refer to secrets. Each text is preceded by the name
-    of its field.
+    """Return the texts in a definition that may refer to secrets, as pairs of the field's name and
+    the text.
     """
     headers = (definition.headers or {}).values()
     return [("endpoint", definition.endpoint or ""), *(("headers", value) for value in headers)]

@@ -21,7 +21,7 @@ from fumehood.storage.errors import understood
 
 @dataclass(frozen=True, slots=True)
 class ToolSources:
-    """What an engine knows about where its tools come from. `load_faults` contains the reasons why
+    """Information about the sources of an engine's tools. `load_faults` contains the reasons why
     tools of installed packages were left out. `registrations` manages the tools that administrators
     register.
     """

@@ -147,7 +147,11 @@ async def run_request(
     traceparent: str,
     cursors: ListCursors,
 ) -> Outcome:
-    """Send the request of one call of `tool`, and return the outcome."""
+    """Send the request of one call of `tool`, and return the outcome.
+
+    `traceparent` is the value of the request's header with this name. `cursors` converts the cursor
+    in `arguments` to the service's own position in a list, and makes the cursor of the next page.
+    """
 
     async def read(answer: UpstreamAnswer, values: SecretValues) -> Read:
         def parse() -> JsonObject:
@@ -787,9 +791,11 @@ def _next_position(
 
 
 def _of_url(url: str, mapping: ResponseMapping, place: str) -> str:
-    """Return the position of the next page, which is a query parameter of `url`. The service has
-    sent `url` as the address of the next page, and its other parts are ignored. `place` is where
-    the answer contains `url`, for errors.
+    """Return the position of the next page. The service has sent `url` as the address of the next
+    page, and one parameter of its query is the position. The rest of `url` is ignored.
+
+    `place` says where the service's answer contains `url`. The error that is raised if the position
+    is missing contains `place`.
     """
     try:
         query = dict(parse_qsl(urlsplit(url).query, keep_blank_values=True))

@@ -192,10 +192,12 @@ def _save(tools: list[JsonObject], out: Path, *, force: bool) -> None:
 
 
 def _check_names(wanted: dict[str, JsonObject], files: set[str], out: Path, *, force: bool) -> None:
-    """End the command if another file already defines one of the tools. Unless `force` is True,
-    also end it if one of the files exists.
+    """End the command with a message if the new files cannot be written into the directory `out`.
+    For example, another file there may already define one of the tools, or one of the new files may
+    already exist while `force` is False.
 
-    `wanted` maps the name of each file to its tool. `files` are the names of the existing files.
+    `wanted` maps the name of each new file to its tool. `files` are the names of the existing
+    files.
     """
     try:
         from fumehood.definition_files.directory import ToolDirectory
@@ -237,7 +239,8 @@ def _configuration(made: Imported, named: set[str]) -> Iterator[str]:
     """Yield lines that show to which hosts the tools send requests, and what to add to the
     configuration.
 
-    `named` contains the hosts that the operator has named.
+    `named` contains the hosts of the URLs in the command's arguments. Any other host was chosen by
+    the document, so a caution is shown if requests to it need the operator's permission.
     """
     hosts = sorted({shown_host(tool["endpoint"]) for tool in made.tools})
     yield f"Their requests go to {', '.join(hosts)}."

@@ -135,8 +135,8 @@ class ImportOptions:
 
 @dataclass(slots=True)
 class SecretNeed:
-    """A secret that the operator must provide. `content` says what it must contain, `tools` which
-    tools use it, and `hosts` to which hosts it is sent.
+    """A secret that the operator must provide. `content` says what the secret must contain. `tools`
+    are the tools that use it, and `hosts` are the hosts to which it is sent.
     """
 
     content: str
@@ -275,7 +275,7 @@ def _fitting(
     option: str, patterns: Sequence[str], names: Mapping[str, Collection[str]]
 ) -> set[str]:
     """Return the tools that the patterns select. `names` maps each tool to all its names. `option`
-    is the command's option with the patterns, for errors.
+    is the name of the command's option that contains the patterns. It is used in error messages.
 
     Raises:
         CannotImport: a pattern matches no tool.
@@ -384,8 +384,9 @@ class _Reader:
     def _base(self) -> str:
         """Return the base URL, to which the path of the operation is appended.
 
-        It is the first server that the operation lists. If the operation lists none, it is the
-        first server of the path, and if the path lists none, the first server of the document.
+        The base URL is the first server that the operation lists. If the operation lists none, it
+        is the first server of the path. If the path lists none either, it is the first server of
+        the document.
         """
         given = [x.get("servers") for x in (self._operation.node, self._operation.item)]
         lists = [x for x in (*given, self._root.document.get("servers")) if isinstance(x, list)]
@@ -454,9 +455,10 @@ class _Reader:
     # -- arguments
 
     def _parameters(self, headers: dict[str, str]) -> tuple[JsonObject, str, list[str]]:
-        """Collect the parameters of the operation. Return one schema for all arguments of the tool,
-        the path, and the parameters of the query. Path and query contain placeholders for
-        arguments.
+        """Collect the parameters of the operation, and return three values: a schema for all
+        arguments of the tool, the path, and a list of query parameters. The path and the query
+        parameters contain placeholders for arguments. Headers with placeholders are added to
+        `headers`.
 
         Arguments without a placeholder become the body, or the rest of the query. An argument with
         a placeholder is renamed if an argument without a placeholder has the same name.
@@ -485,8 +487,11 @@ class _Reader:
         return schema, path, query
 
     def _declared(self) -> tuple[dict[tuple[str, str], JsonObject], JsonObject]:
-        """Read the parameters that the operation declares. Return the schemas of those that need a
-        placeholder, by place and name, and one schema for all others. The others become the query.
+        """Read the parameters that the operation declares, and return a pair. The first element
+        maps the place and the name of each parameter that needs a placeholder to its schema. The
+        second element is one schema for all other parameters, which become the query.
+
+        Raises CannotImport if a parameter is missing, or is required but cannot be converted.
         """
         placed: dict[tuple[str, str], JsonObject] = {}
         query: JsonObject = {}
@@ -531,8 +536,9 @@ class _Reader:
         return found
 
     def _schema_of(self, place: str, name: str, given: JsonObject) -> JsonObject:
-        """Return the schema of a parameter. `place` is where the document puts it, such as `query`,
-        and `given` is its declaration. Raises CannotImport if its arguments could not be sent.
+        """Return the schema of the parameter `name`. `place` is the part of a request that contains
+        the parameter, such as `query`, and `given` is the parameter's declaration. Raises
+        CannotImport if the engine cannot send such a parameter.
         """
         if place not in _STYLES:
             raise CannotImport(f"arguments are not sent in a {place[:20]}")
@@ -700,7 +706,9 @@ class OpenApiDocument:
         self.is_3_0 = version.startswith("3.0")
 
     def target(self, reference: str) -> Any:
-        """Return the target of a reference. It must be in this document."""
+        """Return the object or value to which `reference` leads. Raises CannotImport if `reference`
+        leads to another document or to nothing.
+        """
         if not reference.startswith("#/"):
             raise CannotImport(f"{reference[:80]!a} refers to another document, which is not read")
         found: Any = self.document
@@ -739,9 +747,9 @@ class OpenApiDocument:
 class Schemas:
     """Converts the schemas in one operation's request to JSON Schema without references.
 
-    Properties with `readOnly` are left out, because the service sets them itself. In a converted
-    schema, every property that `required` names is also described. This is not guaranteed if a part
-    of a schema could not be converted, but then `notes` contains a remark about this part.
+    Properties with `readOnly` are left out, because the service sets their values. A converted
+    schema has a definition for every property that it requires. If a part of a schema could not be
+    converted, such a definition may be missing, and `notes` contains a remark about this part.
     """
 
     def __init__(self, root: OpenApiDocument) -> None:
@@ -757,8 +765,9 @@ class Schemas:
     def converted(self, node: Any, trail: tuple[str, ...] = ()) -> JsonObject:
         """Return the schema `node`, converted to JSON Schema.
 
-        `trail` contains one text for each level above `node`: the reference that led to this level,
-        or "". It is used to detect references in a circle and too many levels.
+        `trail` contains one text for each level above `node`. The text is the reference that led to
+        this level, or "" if no reference led to it. With `trail`, the method detects references in
+        a circle, and too many levels.
         """
         return self._agreed(self._level(node, trail, self._read_only(node)))
 

@@ -38,9 +38,11 @@ class BoundedThreads:
         *,
         unwanted: Callable[[Answer], None] = lambda answer: None,
     ) -> Answer:
-        """Run `call` in a thread and return its result. Wait at most `deadline_s` seconds for a
-        free thread and the end of the call. If the call ends after that, or after the caller was
-        cancelled, pass its result to `unwanted`.
+        """Run `call` in a thread and return its result. Wait at most `deadline_s` seconds in total,
+        for a free thread and for the end of the call.
+
+        If the call ends after the deadline, or after the caller was cancelled, its result is passed
+        to `unwanted`.
 
         Raises:
             TimeoutError: no thread was free in time, or the call did not end in time.

@@ -136,8 +136,9 @@ class Connection(anyio.abc.ByteStream):
         self._wake()
 
     def lose(self) -> None:
-        """Break the connection, and discard bytes that were received but not read. Call
-        `on_gone`.
+        """Break the connection, and discard bytes that were received but not read. Then call
+        `on_gone`, the function that the connection's user has set for this case. If the connection
+        is already broken, do nothing.
         """
         if not self._is_gone:
             self._is_gone = True

@@ -104,8 +104,8 @@ class HostLease:
 
 
 class Host:
-    """The permissions to run calls on the host. At most a fixed number of calls, which all
-    functions share, run at once. The requests to each service are counted separately.
+    """Leases the right to run calls on the host. All functions together may run at most a fixed
+    number of calls at once. Requests to registered services have separate limits (`for_upstream`).
     """
 
     limits = HOST_LIMITS

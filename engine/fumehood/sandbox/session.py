@@ -210,8 +210,9 @@ class Session:
         self.state = next_state(name, self.state, self.keeps)
 
     def seen_change(self) -> str | None:
-        """Return the name of the transition from the session's state to that of its container, or
-        None if the two states agree. Raises ImpossibleChange if there is no such transition.
+        """Return the name of the transition that changes the session's state to that of its
+        container, or None if the two states agree. Raises ImpossibleChange if there is no such
+        transition.
         """
         place = self.container
         now = SessionStatus.PAUSED if place.is_paused else SessionStatus.ACTIVE
@@ -393,7 +394,8 @@ def make_request(
     """Check a request against the operator's limits, fill in absent values, and return the request.
 
     `offered` are the limits that the wall enforces, and `host` is the size of the wall's host. A
-    value of None is replaced by the configured value. Memory is rounded down to an available class.
+    value of None is replaced by the configured value. If the wall has fixed memory sizes, the
+    memory is rounded down to such a size.
 
     Raises:
         InvalidParams: a value is invalid or outside its limits.
@@ -551,8 +553,8 @@ class SessionPlaces:
     """Counts sessions, disks, saved files and memory, in total and for each principal. Sessions
     that are being created count as well.
 
-    Running sessions reserve at most the `PROMISED` fraction of the host's memory. Callers must give
-    back each amount that they have taken exactly once.
+    Running sessions reserve at most the `PROMISED` fraction of the host's memory. For each amount
+    that a caller has taken, the caller must give back the same amount once.
     """
 
     def __init__(self, settings: SessionSettings) -> None:
@@ -569,8 +571,9 @@ class SessionPlaces:
         self, principal_id: str, memory_mb: int, host: HostSize
     ) -> tuple[Lack, QuotaExceeded] | None:
         """Count one more running session with this memory on a host of size `host`, and return
-        None. If a limit would be exceeded, count nothing, and return that limit and the error for
-        the caller.
+        None. If the number of sessions or their memory would exceed a limit, count nothing. Then
+        return a pair: whether this is the limit of the principal or of all principals, and the
+        error for the caller.
         """
         if host.memory_mb:
             self._memory.most = round(host.memory_mb * PROMISED)

@@ -50,8 +50,8 @@ class Transition:
     """
 
     def fits(self, state: SessionStatus, keeps: frozenset[Keeps]) -> bool:
-        """Whether the change is possible for a session in the state `state`, whose files the places
-        `keeps` keep.
+        """Whether the change is possible for a session in the state `state`. `keeps` are the places
+        outside the container that keep the session's files.
         """
         return state in self.leaves and (not self.needs or bool(self.needs & keeps))
 
@@ -122,9 +122,9 @@ def next_state(
 
 
 def seen_change(state: SessionStatus, now: SessionStatus, keeps: frozenset[Keeps]) -> str:
-    """Return the name of the transition from a session's state to `now`, the state of its
-    container. `keeps` are the places that keep the session's files. Raises ImpossibleChange if
-    there is no such transition.
+    """Return the name of the transition that changes a session from the state `state` to `now`, the
+    state of its container. `keeps` are the places that keep the session's files. Raises
+    ImpossibleChange if there is no such transition.
     """
     for row in TRANSITIONS.values():
         if row.is_seen and row.to is now and row.fits(state, keeps):

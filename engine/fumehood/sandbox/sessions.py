@@ -366,8 +366,8 @@ class SessionKeeper:
         return self.find(principal, session.id if session is not None else session_id)
 
     async def pause(self, principal: Principal, session_id: str) -> SessionRecord:
-        """Freeze a principal's session until its next use, and return its record. First wait until
-        the session's running and waiting calls have finished.
+        """Freeze a principal's session until its next use, as soon as the session's running and
+        waiting calls have finished. Return the session's record.
 
         Raises:
             ResourceNotFound: this principal has no such session, or the session has ended.
@@ -379,9 +379,8 @@ class SessionKeeper:
         return self.find(principal, session.id)
 
     async def stop(self, principal: Principal, session_id: str) -> SessionRecord:
-        """Stop a principal's session, and return its record. Everything that runs in the session
-        ends, but its disk remains. First wait until the session's running and waiting calls have
-        finished.
+        """Stop a principal's session as soon as its running and waiting calls have finished, and
+        return its record. Stopping ends everything that runs in the session, but keeps its disk.
 
         Raises:
             InvalidParams: the session has no disk.
@@ -454,8 +453,8 @@ class SessionKeeper:
         must hold the session's turn, the right to use the session alone. `why` is a sentence that
         says why the session was stopped.
 
-        If the session is durable, start it and save the files at once, because its saved copy
-        contains the replaced files. Return None, or a clause that says why saving failed. Raises
+        If the session is durable, start it and save its new files at once, because its saved copy
+        still contains the old files. Return None, or a clause that says why saving failed. Raises
         the same errors as `resume`.
         """
         session.stopped_why = why
@@ -467,9 +466,9 @@ class SessionKeeper:
         return await self._save(session)
 
     def original(self, principal: Principal, reference: str) -> SessionRecord:
-        """Return a principal's session, which may have ended or be lost. First check that the
-        principal may create another session with the same properties. `reference` is the session's
-        id or name.
+        """Check that a principal may create another session with the same properties as one of its
+        sessions, and return the record of this existing session, which may have ended or be lost.
+        `reference` is the id or name of the existing session.
 
         Raises:
             PermissionDenied: the agent is bound to presets, and the session uses none of them.
@@ -494,9 +493,10 @@ class SessionKeeper:
         disk. If a session cannot be created, none is created. `why` is a sentence that says why the
         new sessions are stopped.
 
-        `disk` makes one disk. It receives the id of the new session and the `SessionHome` of the
-        source. It returns a context manager, whose block gets the name of the new session's
-        container, which does not exist yet. If the block fails, the disk is removed again.
+        `disk` returns a context manager that makes the disk of one new session. Its arguments are
+        the id of the new session and the `SessionHome` of the source. The context manager yields
+        the name for the new session's container, which does not exist yet. If the block fails, the
+        context manager removes the disk again.
 
         Raises:
             InvalidParams: a session already has one of the names.
@@ -926,11 +926,12 @@ class SessionKeeper:
                 await self._stop(oldest, "another session needed its place", if_unused=True)
 
     async def _until_there_is_room(self) -> None:
-        """Wait until enough containers of ended sessions are removed, at most
+        """Wait until the running sessions, together with the ended sessions whose containers are
+        not removed yet, do not exceed the maximum number of sessions. Wait at most
         `sessions.queue_seconds`.
 
         Raises:
-            SandboxUnavailable: the removal took too long.
+            SandboxUnavailable: the removal of containers took too long.
         """
         with anyio.move_on_after(self._settings.queue_seconds):
             while self._places.running.total + self._leaving > self._settings.max:
@@ -1135,9 +1136,10 @@ class SessionKeeper:
     async def _lease(
         self, principal_id: str, session_id: str, *, is_call: bool
     ) -> AsyncIterator[SessionLease]:
-        """Wait for the turn in a session, the right to use the session alone, and until the session
-        can run a program. Hold the turn during the block, which gets the lease and counts as a use
-        of the session. `is_call` says whether the lease is for a call.
+        """Lease a session during the block, which gets the lease. Before the block, wait for the
+        session's turn (the right to use the session alone), and until the session can run a
+        program. The block counts as a use of the session. If `is_call` is True, it also counts as
+        one of the session's calls.
         """
         session = self._usable(principal_id, session_id)
 
@@ -1317,9 +1319,9 @@ class SessionKeeper:
         return True
 
     def _refuse(self, session: Session, error: ImpossibleChange) -> None:
-        """Log `error`, an impossible change of a session's state, unless it was the last one
-        logged. The session, its files and its row stay as they are, and the session can be used as
-        long as its container exists. Tests replace this method to raise the error.
+        """Log `error`, an impossible change of a session's state, unless the same error was logged
+        last for this session. The session, its files and its row stay as they are, and the session
+        can be used as long as its container exists. Tests replace this method to raise the error.
         """
         if session.refused != str(error):
             session.refused = str(error)

@@ -235,7 +235,9 @@ class ContainerSettings(BaseModel):
 
     @property
     def warm_memory_mb(self) -> int:
-        """The memory class, in MB, of the containers that are kept ready."""
+        """The memory, in MB, of the containers that are kept ready. It is one of the fixed memory
+        sizes of containers.
+        """
         return self.limits.memory_class(min(self.memory_mb, self.max_memory_mb))
 
 

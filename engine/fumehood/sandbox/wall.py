@@ -236,8 +236,8 @@ class WallStatus:
     guest_pid: int | None = None
 
     def lacking(self, wall: str) -> frozenset[Limit]:
-        """Return the required limits that are not enforced. Required are the limits in this status,
-        and those that the engine requires of every wall with the name `wall`.
+        """Return the required limits that the wall does not enforce. Some limits are required by
+        this status (`required`), and others by the engine for every wall with the name `wall`.
         """
         return (self.required | least_limits(wall)) - self.enforced
 
@@ -336,8 +336,9 @@ class AttachedProgram:
     """A running program that the operator has configured, in a separate container without a guest.
 
     `reader` reads the program's standard output and error, as multiplexed by Docker. `writer`
-    writes to the program's standard input. If the container has a network, both are connected to
-    the container's front instead. This is a process that starts the program and passes its data on.
+    writes to the program's standard input. If the container has a network, `reader` and `writer`
+    are instead connected to the container's front, a process that starts the program and passes its
+    data on.
     """
 
     reader: asyncio.StreamReader
@@ -402,9 +403,9 @@ class HasImages(ABC):
 
     @abstractmethod
     async def with_additions(self, image: str, wanted: Sequence[str], principal_id: str) -> str:
-        """Return the name of the image that adds to `image` what `wanted` names, for example
-        packages. A part of the engine determines exactly what is added, and whether the principal
-        may have it.
+        """Return the name of the image that consists of `image` and the additions in `wanted`, for
+        example packages. A part of the engine determines exactly what is added, and whether the
+        principal may have it.
 
         Raises:
             InvalidParams: an entry of `wanted` is not allowed or not available.
@@ -641,9 +642,10 @@ class SessionWall(Wall, Protocol):
         """Wait a bounded time for a container in which nothing has run, and reserve it for a
         session in this trust domain.
 
-        If `disk_mb` is given, the working directory is a separate disk of this size. What is added
-        to the image is given either by `additions`, such as package names, or by `lock`, the lock
-        of an earlier container.
+        If `disk_mb` is given, the working directory is a separate disk of this size. `additions`
+        names what is added to the image, such as packages. If `lock` is given, it is used instead
+        of `additions`: the lock of an earlier container, which lists the exact versions of the
+        additions.
 
         `on_lost` is called once the container has ended for any reason. If the container has a
         disk, `on_lost` is also called each time the container is stopped.
@@ -688,10 +690,10 @@ class SessionWall(Wall, Protocol):
         self, record: SessionRecord, home: SessionHome, on_lost: Callable[[], None]
     ) -> SessionContainer:
         """Return the container of a session that an earlier engine created. `record` and `home` are
-        what that engine has stored about the session. This engine connects to the container when
-        the container is first used, or before. `home.epoch` numbers the engines that have
-        controlled the container, and must be higher than that of every earlier engine. `on_lost` is
-        called once the container has ended.
+        what that engine has stored about the session, except that `home.epoch` is the number of
+        this engine's takeover; it must be higher than that of every earlier engine. This engine
+        connects to the container when the container is first used, or before. `on_lost` is called
+        once the container has ended.
         """
 
 

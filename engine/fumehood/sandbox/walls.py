@@ -84,8 +84,8 @@ WallsOfParts = Callable[[OwnWalls], Mapping[str, Wall]]
 
 
 def no_walls(own: OwnWalls) -> Mapping[str, Wall]:
-    """Return an empty mapping. This is the value of `of_parts` in an engine in which no part makes
-    walls.
+    """Return an empty mapping, and ignore `own`. `EngineWalls` uses this function as `of_parts` in
+    an engine in which no part makes walls.
     """
     return {}
 

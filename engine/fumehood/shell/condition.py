@@ -41,9 +41,10 @@ class Runs(RootModel[Names], PartCondition):
         return value
 
     def compiled(self, *, for_every: bool) -> Callable[[JsonObject], Answer]:
-        """Return a function that tests a call's arguments. If `for_every` is True, the test is only
-        passed if the command certainly runs no programs except those in the list. The function
-        returns None if it is in doubt.
+        """Return a function that tests a call's arguments. It returns True if the command certainly
+        runs a program in the list, False if it certainly does not, and None if in doubt. If
+        `for_every` is True, the function tests instead whether the command runs only programs in
+        the list.
         """
         from fumehood.shell.reading import runs
 

@@ -354,8 +354,8 @@ class _Reader:
         self.doubt(f"{name} runs text that is not analysed")
 
     def _shell(self, name: str, words: Program) -> None:
-        """Read the text after a shell's `-c`. Without `-c`, record a doubt, because the shell runs
-        a file or its standard input.
+        """Add the programs that the text after a shell's `-c` runs. Without `-c`, record that the
+        shell may run any program, because it runs a file or its standard input.
         """
         valued, has_text = "", False
         for word in words:
@@ -399,12 +399,12 @@ class _Reader:
                 break
 
     def _ends_of(self, name: str, after: Sequence[str], words: Program) -> set[int]:
-        """Find the operands `after`, such as the subcommands of `ip`, at the beginning of the
-        arguments `words` of the program `name`. Return the positions in `words` that may directly
-        follow the last of them.
+        """Find the operands `after`, such as the subcommands of `ip`, in this order at the
+        beginning of `words`, the arguments of the program `name`. Return all positions in `words`
+        at which the words after the last of these operands may begin.
 
-        There may be several positions, because a word after an option may be the option's value or
-        an operand. Operands may be abbreviated.
+        There may be several such positions, because a word after an option may be the option's
+        value or an operand. Operands may be abbreviated.
         """
         ends = {0}
         for operand in after:
@@ -522,15 +522,16 @@ class _Reader:
     # -- builtins of bash ------------------------------------------------------------------
 
     def holds(self, text: str, *, is_sure: bool = False) -> None:
-        """Record `text`, a text in the command that bash may evaluate later, if it contains
-        commands that bash would then run. If `is_sure` is True, record `text` in any case.
+        """Record `text`, a part of the command, as a text that bash may evaluate later. If
+        `is_sure` is False, only record `text` if it contains commands that bash would then run.
         """
         if is_sure or _RUNS_LATER.search(text):
             self._held.add(text)
 
     def sets(self, name: str, value: Word = UNKNOWN) -> None:
         """Record that the command sets the variable `name` to `value`. `name` may also be an
-        element of an array, such as `a[1]`. If this may make bash run commands, record a doubt.
+        element of an array, such as `a[1]`. If setting the variable may make bash run commands,
+        record that the command may run other programs.
         """
         base, subscript, _ = name.partition("[")
         self.evaluates |= bool(subscript) or base in NUMBERS
@@ -585,8 +586,8 @@ class _Reader:
                 break
 
     def test(self, name: str, words: Program) -> None:
-        """Record that the command evaluates a variable's name if an argument of `test` may be the
-        option `-v`, which does this.
+        """Record that the command evaluates the name of a variable, if an argument of `test` is or
+        may become the option `-v`. This option evaluates the name that follows it.
         """
         self.evaluates |= any(
             word.text == "-v" if word.whole else word.several or not following.whole
@@ -598,7 +599,9 @@ class _Reader:
         self.evaluates |= name == "let" or not is_plain
 
     def set_options(self, name: str, words: Program) -> None:
-        """Record a doubt if an option of `set` may change how bash parses the command."""
+        """If an option of `set` may change how bash parses the command, record that the command may
+        run other programs.
+        """
         named, is_off = 0, False
         for word in words:
             if not word.whole:
@@ -617,7 +620,9 @@ class _Reader:
                 return
 
     def set_shopts(self, name: str, words: Program) -> None:
-        """Record a doubt if an option of `shopt` may change how bash parses the command."""
+        """If an option of `shopt` may change how bash parses the command, record that the command
+        may run other programs.
+        """
         if not all(word.whole for word in words):
             self.doubt(f"an argument of {name} is not literal")
         options = [word.text for word in words if word.text.startswith("-")]
@@ -627,7 +632,9 @@ class _Reader:
                     self._named(word.text, HARMLESS_SHOPTS | HARMLESS_OPTIONS)
 
     def _named(self, option: str, harmless: frozenset[str]) -> None:
-        """Record a doubt unless `harmless` contains the bash option of this name."""
+        """Record that the command may run other programs, unless `option`, the name of a bash
+        option, is in `harmless`.
+        """
         if option not in harmless:
             self.doubt(OTHERWISE)
 

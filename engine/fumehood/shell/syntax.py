@@ -359,10 +359,10 @@ class Text:
     def _is_redirect(self, node: Node) -> bool:
         """Whether the redirection has at most one target, and bash expands this target only once.
 
-        This excludes redirections that the grammar parses wrongly: it takes arguments after a
-        redirection, including `>&-`, for further targets, and the rest of `>& -rm` for a target. It
-        also excludes targets of `>&` and `<&` that are neither numbers nor plain words, because
-        bash expands them twice.
+        This excludes redirections that the grammar parses wrongly: the grammar regards arguments
+        after a redirection (also after `>&-`) as further targets, and the rest of `>& -rm` as a
+        target. It also excludes targets of `>&` and `<&` that are neither numbers nor plain words,
+        because bash expands such targets twice.
         """
         targets = node.children_by_field_name("destination")
         operators = {child.type for child in node.children}

@@ -68,8 +68,8 @@ class Rule:
     """Whether one call in a window is enough for the alert to fire."""
 
     def is_crossed(self, value: float, *, by: float = 0.0) -> bool:
-        """Return whether the value is bad. If `by` is given, a good value also counts as bad if it
-        is not better than the threshold by the fraction `by`.
+        """Return whether the value is bad. `by` makes the rule stricter: a value that is better
+        than the threshold, but by less than the fraction `by`, is also bad.
         """
         limit = self.threshold if self.limit is None else self.limit
         if self.is_least:

@@ -102,8 +102,9 @@ class CallMetrics:
 
 
 def exposition(calls: CallMetrics, figures: Sequence[Figure]) -> tuple[bytes, str]:
-    """Return all metrics, the counters `calls` and the `figures` of parts, as text for Prometheus,
-    and the text's media type.
+    """Return a text with all metrics in Prometheus' format, and the media type of this text.
+    `calls` are the counters of the engine's calls, and `figures` the metrics of the engine's parts.
+    Metrics of the engine's process are added.
     """
     from prometheus_client import (
         CONTENT_TYPE_PLAIN_0_0_4,

@@ -41,9 +41,9 @@ MIN_CALLS_IN_FOREGROUND = 100
 
 
 def in_foreground(config: Config) -> Config:
-    """Raise the minimum number of calls for an alert in the configuration of an engine in the
-    foreground, because such an engine has too few calls for meaningful rates. A configured number
-    is not changed.
+    """Return the configuration of an engine in the foreground with a higher minimum number of calls
+    for an alert, because such an engine has too few calls for meaningful rates. If the operator has
+    configured this number, return `config` unchanged.
     """
     alerts = config.of("alerts", AlertSettings)
     if alerts is None or "min_calls" in alerts.model_fields_set:

@@ -69,7 +69,7 @@ class CallSpans:
         return True
 
     def record(self, told: EndedTrace) -> None:
-        """Create a span for the call, and a span for each of the call's stages."""
+        """Create a span for the call that `told` describes, and a span for each of its stages."""
         began = self._monotonic()
         try:
             self._make(told)
@@ -137,8 +137,9 @@ class CallSpans:
 
 
 def _remote(span: TraceParent, parent_span: str | None) -> Context:
-    """Return the context in which to create a call's span: the parent span, or an empty context if
-    there is no parent span.
+    """Return the context in which to create the span `span` of a call. The context contains the
+    parent span, which has the id `parent_span` and the trace of `span`. If `parent_span` is None,
+    the context is empty.
     """
     from opentelemetry import trace
     from opentelemetry.context import Context

@@ -35,8 +35,8 @@ class Snapshots:
     async def take(
         self, principal: Principal, session_id: str, name: str | None = None
     ) -> Snapshot:
-        """Copy the files of a principal's session to a new snapshot, and return the snapshot. First
-        wait until the session's running and waiting calls have finished.
+        """Copy the files of a principal's session to a new snapshot, as soon as the session's
+        running and waiting calls have finished. Return the snapshot.
 
         Raises:
             InvalidParams: the session has no disk, or already has a snapshot with this name.
@@ -82,8 +82,8 @@ class Snapshots:
         """Restore the files of a principal's session from one of its snapshots, and return the
         session's record. `snapshot_id` is the snapshot's id or name.
 
-        First wait until the session's running and waiting calls have finished, then end everything
-        else that runs in the session. The session's variables are lost.
+        The files are restored as soon as the session's running and waiting calls have finished.
+        Everything else that runs in the session is ended, and the session's variables are lost.
 
         Raises:
             ResourceNotFound: the session has no such snapshot.

@@ -109,7 +109,9 @@ class AuditChain:
         return seq
 
     def learn(self, key: AuditKey) -> None:
-        """Add a key to this object. The next call of `rotate` will announce this key."""
+        """Add a key, so that this object can write rows with the key once `rotate` has announced
+        it.
+        """
         self._keys[key.id] = key
 
     def rotate(self, connection: Connection, at: str, key: AuditKey, fields: JsonObject) -> int:

@@ -66,17 +66,17 @@ class Backend(ABC):
 
 
 class RemoteBackend(Backend):
-    """A database that has a URL. At any time, only one of the engines that use the database is
-    active. Only the active engine may write to the database.
+    """A database that has a URL. Several engines may use the database, but only one of them at a
+    time is active and may write to it.
 
-    To support a URL scheme, a part provides a subclass (`Part.states`).
+    A part supports a URL scheme by naming a subclass of this class in `Part.states`.
     """
 
     @classmethod
     @abstractmethod
     def open(cls, url: str) -> Self | None:
-        """Make this engine the active engine of the state at a URL, and migrate the state to the
-        newest schema. Return the opened backend.
+        """Make this engine the active engine of the state at a URL, which is the only engine that
+        may write to the state. Migrate the state to the newest schema. Return the opened backend.
 
         Return None if another engine is active. If another engine becomes active later,
         transactions of the returned backend raise Fenced.
@@ -91,7 +91,7 @@ class RemoteBackend(Backend):
     @classmethod
     @abstractmethod
     def open_to_read(cls, url: str) -> Engine:
-        """Open the state at a URL for reading, even while an engine is active on it. Nothing is
+        """Open the state at a URL for reading, even while an engine writes to it. Nothing is
         created or migrated.
 
         Raises:

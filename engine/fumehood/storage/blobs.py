@@ -74,8 +74,8 @@ class NotKept(Exception):
 
 
 class Draft(RoomFile):
-    """A blob that is being written. The event loop passes data to `feed`, and the file room's
-    thread writes the data to the file.
+    """A blob that is being written. The event loop passes data to `feed`. The thread of the file
+    room (the directory of blobs) writes the data to the file.
     """
 
     def __init__(self, room: FileRoom, principal_id: str, session_id: str | None) -> None:
@@ -98,8 +98,8 @@ class Draft(RoomFile):
         self.room.submit(self._remove)
 
     def finish(self) -> str | None:
-        """Complete the file and register it in the file room. Return None on success, otherwise the
-        reason for the failure. Runs in the room's thread.
+        """Complete the file and register it in the file room, which is the directory of blobs.
+        Return None on success, otherwise the reason for the failure. Runs in the room's thread.
         """
         if not self.append(b""):
             self.remove()
@@ -120,8 +120,8 @@ class Draft(RoomFile):
         self.append(b"".join(parts))
 
     def _remove(self) -> None:
-        """Remove the draft's file, even if it is already kept as a blob's file. Runs in the room's
-        thread.
+        """Remove the draft's file, even if `finish` has already registered it as a blob's file.
+        Runs in the room's thread.
         """
         if self._is_kept:
             self.room.remove(self.principal_id, self.name)
@@ -237,7 +237,8 @@ class BlobStore:
         `expires` and `signature` are the query parameters of the blob's URL.
 
         Raises:
-            ResourceNotFound: this principal has no such blob, or the blob has expired.
+            ResourceNotFound: the signature is wrong, this principal has no such blob, or the blob
+                has expired.
             ReadFailed: the database cannot be read.
             FilesAway: the remote place cannot be used now.
         """
@@ -266,7 +267,7 @@ class BlobStore:
 
     async def prune(self, now: datetime) -> int:
         """Remove blobs that have expired, blobs whose session has ended, and the rows of blobs
-        whose file was evicted. Return the number of removed blobs.
+        whose file was removed to make space. Return the number of removed blobs.
 
         Raises:
             ReadFailed, WriteFailed: the database failed; the remaining blobs stay until the next
@@ -308,7 +309,9 @@ class BlobStore:
         return None
 
     def _has_gone(self, blob_id: str) -> None:
-        """Record that the file of a blob was evicted. Runs in the room's thread."""
+        """Record that the file of a blob was removed to make space, so that `prune` removes the
+        blob's row. Runs in the room's thread.
+        """
         self._replaced.append(blob_id)
         self.room.call_in_loop(self.overdue.set)
 

@@ -176,7 +176,7 @@ class CallLog:
         that has already ended is found.
 
         Raises:
-            ResourceNotFound: the query's cursor is not a kept call of this principal.
+            ResourceNotFound: the query's cursor is not the id of a kept call of this principal.
             ReadFailed: the database cannot be read.
             InvalidParams: the text search took too long.
         """
@@ -329,8 +329,8 @@ def matching(
 
 
 def place_of(connection: Connection, cursor: str, *own: ColumnElement[bool]) -> int:
-    """Return the `seq` of the call whose id is the cursor. `own` are further SQL conditions for
-    this call. Raises ResourceNotFound if there is no such call.
+    """Return the sequence number (`seq`) of the call whose id is `cursor`. `own` are further SQL
+    conditions that this call must meet. Raises ResourceNotFound if there is no such call.
     """
     named = select(CALLS.c.seq).where(CALLS.c.id == cursor, *own)
     seq: int | None = connection.execute(named).scalar_one_or_none()
@@ -388,9 +388,9 @@ def record_of(row: RowMapping) -> CallRecord:
 
 
 def _outdated(connection: Connection, oldest_kept: str, kept: int) -> list[int]:
-    """Return, oldest first, the `seq` of each row to delete. These are the rows of calls before
-    `oldest_kept` and, for each principal with more than `kept` calls, the oldest excess rows. The
-    newest row of all is never included.
+    """Return the sequence number (`seq`) of each row to delete, oldest first. These are the rows of
+    calls before `oldest_kept` and, for each principal with more than `kept` calls, the oldest
+    excess rows. The newest row of the whole table is never included.
     """
     newest = connection.execute(select(func.max(CALLS.c.seq))).scalar()
     if newest is None:

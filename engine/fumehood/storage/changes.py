@@ -23,15 +23,15 @@ from fumehood.storage.schema import CHANGES
 
 
 class OneChange:
-    """A lock for changes to one kind of row. Only the holder of the lock changes such rows, and
-    cancelling the caller does not interrupt the change. For an instance `lock`, use it as
+    """A lock for changes to one kind of row. For an instance `lock`, the change runs in the block
     `async with lock():`.
 
-    Therefore, the rows that a change has read stay valid until it writes, and memory and database
-    stay consistent even if the caller is cancelled. If the database becomes unreachable during a
-    commit, the outcome of the commit is unknown. The function `reload`, which the constructor gets,
-    is then called repeatedly until the database is reachable again. `reload` must read with
-    `Database.write`, so that it sees the outcome of that commit.
+    Only one change runs at a time, so the rows that a change has read stay valid until it writes. A
+    cancelled change still runs to its end, so memory and database stay consistent.
+
+    If the database becomes unreachable during a commit, the outcome of the commit is unknown. The
+    lock then calls the constructor's function `reload` repeatedly until the database is reachable
+    again. `reload` must read with `Database.write`, so that it sees the outcome of that commit.
     """
 
     def __init__(self, reload: Callable[[], Awaitable[None]]) -> None:
@@ -78,7 +78,7 @@ def recorded(
     details: JsonObject | None = None,
 ) -> Callable[[Connection], None]:
     """Return a database job that makes a change. In the same transaction, the job records the
-    change as a row and in the audit chain.
+    change as a row and in the audit chain (a table in which tampering can be detected).
 
     `by` is the id of the principal that makes the change, `at` the time of the change. `action` is
     a name like `token.new`, and `subject` identifies what is changed.

@@ -43,8 +43,8 @@ FILE_NAME = "state.db"
 
 
 class Database:
-    """An open database with its audit chain. `close` writes pending rows before it closes the
-    database.
+    """An open database with its audit chain, a table in which tampering can be detected. `close`
+    writes pending rows before it closes the database.
     """
 
     def __init__(
@@ -82,10 +82,10 @@ class Database:
         return await asyncio.wrap_future(self._writer.submit(job, durable=True))
 
     async def check(self) -> None:
-        """Check with an empty transaction that no other engine has become active.
+        """Check that this engine may still write to the database, by running an empty transaction.
 
         Raises:
-            WriteFailed: another engine has become active, or the database failed.
+            WriteFailed: another engine has taken over the database, or the database failed.
         """
         await asyncio.wrap_future(self._writer.submit(lambda connection: None, durable=False))
 
@@ -177,7 +177,9 @@ class Database:
 
     @property
     def is_fenced(self) -> bool:
-        """Whether another engine has become active, so that this engine can no longer write."""
+        """Whether another engine has taken over the database, so that this engine can no longer
+        write.
+        """
         return self._writer.is_fenced
 
     @property
@@ -196,7 +198,9 @@ class Database:
 
     @contextmanager
     def _open(self) -> Iterator[None]:
-        """Keep the database open during the block."""
+        """Delay `close` until the block has ended. Raises ReadFailed if the database is already
+        closed.
+        """
         with self._reads_end:
             if self._is_closed:
                 raise ReadFailed("it is closed")
@@ -238,17 +242,17 @@ def open_database(
 
     `on_event` receives failures while the database is open: `state.write_failed`,
     `state.rows_dropped`, `state.rows_refused`, `state.read_failed` and `state.fenced` (another
-    engine has become active, so this engine can no longer write). It also receives
+    engine has taken over the database, so this engine can no longer write). It also receives
     `state.write_works_again`, at the first successful write after `state.write_failed`.
-    `commit_hook` is called before and after each flushed commit, for crash tests. Both functions
-    are called in threads.
+    `commit_hook` is called before and after each commit that is flushed to disk, for crash tests.
+    Both functions are called in threads.
 
     Raises:
         NewerState, ForeignState, DamagedState: this engine cannot use the database, and has not
             changed it.
-        AuditKeyLost: the database has an audit chain, but the key of the chain is missing or
-            unusable.
-        Standby: another engine is active on the state at `url`.
+        AuditKeyLost: the database has an audit chain (a table in which tampering can be detected),
+            but the key of the chain is missing or unusable.
+        Standby: another engine is using the state at `url`.
         StoreError: the file or `url` cannot be opened.
     """
     if path is None:

@@ -44,18 +44,20 @@ class DamagedState(StoreError):
 
 
 class Standby(StoreError):
-    """Another engine is already active on this state."""
+    """Another engine is already using this state, so this engine must wait or end."""
 
     def __init__(self) -> None:
         super().__init__("Another engine is active on this state.")
 
 
 class AuditKeyLost(StoreError):
-    """The audit chain cannot continue, because its key is missing or unusable."""
+    """No row can be added to the audit chain (the table in which tampering can be detected),
+    because the key of the chain is missing or unusable.
+    """
 
 
 class Fenced(StoreError):
-    """Another engine has become active on the state, so this engine can no longer write."""
+    """Another engine has taken over the state, so this engine can no longer write."""
 
 
 class WriteFailed(StoreError, InternalError):
@@ -98,7 +100,7 @@ class _Away(StateUnavailable):
 
 class WriteUnavailable(_Away, WriteFailed):
     """The state could not be written, because the database cannot be reached now or another engine
-    is active on it. If a commit was interrupted, its changes may have been stored.
+    has taken it over. If a commit was interrupted, its changes may have been stored.
     """
 
 

@@ -140,9 +140,8 @@ class FileRoom:
             self._own = None
 
     async def aclose(self) -> None:
-        """Wait for all submitted work, and then call `close` in a thread.
-
-        This may wait for the remote place.
+        """Wait for all submitted work, and then call `close` in a thread. `close` may wait for the
+        remote place, to which files are still being copied.
         """
         with anyio.CancelScope(shield=True):
             await self.drained()  # so that files that have just been completed are copied
@@ -226,7 +225,7 @@ class FileRoom:
             self.delete_gone()
 
     def delete_gone(self) -> None:
-        """Delete files from the remote place that were removed from the room. Blocks.
+        """Delete from the remote place the files that were removed from the room. Blocks.
 
         Raises:
             FilesAway: the remote place cannot be used now. The next call tries again.
@@ -243,8 +242,8 @@ class FileRoom:
         why the item is refused.
 
         `size` is the number of bytes by which the item counts towards the principal's share of the
-        queue. The thread passes all waiting items with the same `work` to it in one call. This
-        avoids that the thread and the event loop wait for each other at every item.
+        queue. The thread calls `work` once with all waiting items that have the same `work`, so
+        that the thread and the event loop do not wait for each other at every item.
         """
         with self._lock:
             if self._thread is None:
@@ -352,8 +351,8 @@ class FileRoom:
         return size is not None
 
     def discard(self, principal_id: str, name: str, size: int) -> None:
-        """Remove a file that is not kept, and release the `size` bytes that are reserved for it.
-        Runs in the room's thread.
+        """Remove a file for which `keep` was not called, and release the `size` bytes that are
+        reserved for the file. Runs in the room's thread.
         """
         self.unlink(name)
         with self._lock:
@@ -443,7 +442,9 @@ class RoomFile:
         self.room.keep(self.principal_id, self.name, self.size)
 
     def remove(self) -> None:
-        """Close and remove a file that is not kept."""
+        """Close and delete this file, and release its reserved bytes. `keep` must not have been
+        called for the file.
+        """
         self.close()
         self.room.discard(self.principal_id, self.name, self.size)
         self.size = 0

@@ -93,8 +93,8 @@ class Files(Protocol):
 
 
 class RemoteFiles(Files):
-    """A place for files at a URL. The engines of one state share the place. To support a URL
-    scheme, a part provides a subclass (`Part.files`).
+    """A place for files at a URL. The engines of one state share the place. A part supports a URL
+    scheme by naming a subclass of this class in `Part.files`.
 
     Each place has a pattern for the names of its files (see `below`). Files with other names are
     not listed, and a method that gets such a name raises ValueError. If the place does not answer
@@ -245,8 +245,8 @@ class Missing(Exception):
 
 
 class SavedFiles:
-    """A store for the saved files of sessions. The store is the directory `folder` below `shared`,
-    or the folder `folder` of `remote`. Call `close` at the end.
+    """A store for the saved files of sessions. The files are in the folder `folder`, which is below
+    the directory `shared` or in the place `remote`. Call `close` at the end.
     """
 
     def __init__(self, shared: Path | None, remote: RemoteFiles | None, folder: str) -> None:
@@ -306,9 +306,9 @@ class SavedFiles:
             await self._all(lambda these: self._files().delete(these), [names])
 
     async def sweep(self, live: Iterable[str], over: Iterable[str], now: datetime) -> int:
-        """Delete the files of the sessions in `over`. Also delete old files of unknown sessions,
-        which are neither in `over` nor in `live`. Return the number of deleted files. Raises
-        OSError.
+        """Delete the files of the ended sessions, whose ids are in `over`. Also delete old files of
+        unknown sessions, whose ids are neither in `over` nor in `live` (the sessions that still
+        exist). Return the number of deleted files. Raises OSError.
         """
         (found,) = await self._all(lambda prefix: self._files().found(prefix), ["sess_"])
         oldest, spared, ended = now.timestamp() - SWEPT_AFTER_S, {*live}, {*over}

@@ -128,9 +128,9 @@ def take(
 ) -> KeptKey | None:
     """Claim a key for a call. Return None if the call now owns the key, otherwise the existing key.
 
-    `is_held` returns whether this engine is still running the call with the given id. If the stored
-    state of the key is `running`, but this engine does not run the key's call, then this call is
-    lost. Its key is then deleted if the lost call may be repeated, and otherwise becomes `unknown`.
+    `is_held` returns whether this engine is still running the call with the given id. An existing
+    key may have the state `running`, although `is_held` returns False for its call. That call was
+    lost. Its key is deleted if the call may be repeated; otherwise the key becomes `unknown`.
 
     Raises:
         UnstorableText: the key contains a NUL character.
@@ -279,8 +279,8 @@ def _find(connection: Connection, principal_id: str, key: str) -> Row[Any] | Non
 
 
 def _unknown(now: datetime) -> dict[str, str]:
-    """Return the column values that mark a key as `unknown`. The key then expires a day after
-    `now`, and no longer a day after the start of its call.
+    """Return the column values that mark a key as `unknown`. The key's expiry is reset to a day
+    after `now`; before, it was a day after the start of the key's call.
     """
     return {"state": KeyState.UNKNOWN.value, "expires_at": stamp(now + KEY_LIFETIME)}
 

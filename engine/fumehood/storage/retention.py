@@ -33,8 +33,8 @@ async def retention(
 ) -> AsyncIterator[None]:
     """Prune a store at once, and then regularly during the block.
 
-    `kept_s` is the number of seconds for which entries are kept. If it is less than an hour, it is
-    also the interval between runs. Setting the event `overdue` starts the next run immediately.
+    `kept_s` is the number of seconds for which entries are kept. The store is pruned every `kept_s`
+    seconds, but at least once an hour. Setting the event `overdue` starts the next run immediately.
     `on_fault` receives unexpected exceptions of `prune`.
     """
     task = asyncio.create_task(

@@ -160,7 +160,8 @@ def _kept(row: RowMapping) -> KeptSession:
 
 def _stored(home: SessionHome) -> dict[str, Any]:
     """Return `home`, which is what the next engine needs to continue the session, as JSON for
-    storage. Each value of a part becomes a field next to the fields of `SessionHome`.
+    storage. The values in `home.of_parts` become top-level fields next to the other fields of
+    `home`.
     """
     own = asdict(home)
     of_parts = own.pop("of_parts")

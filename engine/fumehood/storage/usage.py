@@ -92,8 +92,8 @@ def _summed(
     most `limit` rows.
 
     `wanted` are the SQL conditions for the calls. The SQL query returns a separate row for each
-    currency of a group. This function merges the rows of a group into one, and counts the merged
-    rows for `limit`.
+    currency of a group. This function merges the rows of a group into one row, and `limit` counts
+    only these merged rows.
     """
     keys = [_GROUP_COLUMNS[group] for group in groups]
     chosen = (

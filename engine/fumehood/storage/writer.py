@@ -260,9 +260,9 @@ class Writer:
             future.set_result(result)
 
     def _drop_pending(self) -> list[_Waiting[Any]]:
-        """Drop all pending jobs and rows, and return the jobs, whose futures are still open. The
-        writer does this if the database is unreachable while it closes, because each attempt to
-        write would take seconds.
+        """Drop all pending jobs and rows, and return the jobs. The caller must still resolve their
+        futures. Used if the database is unreachable while the writer closes, because each attempt
+        to write would take seconds.
         """
         with self._lock:
             jobs = list(self._waiting)

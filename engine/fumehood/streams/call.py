@@ -28,8 +28,8 @@ STOPPED = "From here on events are missing, because {}. The call goes on; its an
 
 
 class StreamedCall:
-    """A call whose events are recorded, so that clients can read them. The pipeline reports the
-    events to the handle `live`, and passes the call's answer to `end`.
+    """A call whose events are recorded, so that clients can read them. The engine reports output
+    and progress to the handlers in `live`, and passes the call's answer to `end`.
     """
 
     def __init__(

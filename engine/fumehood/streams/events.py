@@ -26,7 +26,7 @@ class _Event(StrictValue):
 
 
 class EventMetadata(StrictValue):
-    """The call of an event, and the time at which the event was recorded."""
+    """The ids of an event's call and trace, and the time at which the event was recorded."""
 
     call_id: str
     trace_id: str
@@ -68,7 +68,7 @@ class RetryingEvent(_Event):
 
 
 class NoticeEvent(_Event):
-    """A message from the engine that later events are missing, and why."""
+    """A message in which the engine says that later events are missing, and why."""
 
     type: Literal["tool_notice"] = "tool_notice"
     message: str

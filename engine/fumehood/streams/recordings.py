@@ -75,8 +75,8 @@ EVENT_ID = re.compile(r"(0|[1-9][0-9]{0,14}):(0|[1-9][0-9]{0,14})")
 
 
 class RecordedCall(NamedTuple):
-    """Information about a recorded call. The first line of the recording's file contains these
-    values.
+    """The ids that identify a recorded call and its owner, and the tool that was called. The first
+    line of the recording's file contains these values.
     """
 
     call_id: str

@@ -39,7 +39,9 @@ def is_followed(headers: Mapping[str, str]) -> bool:
 
 
 class Following:
-    """Reads the events of one call, over any number of connections."""
+    """Reads the events of one call. If the stream breaks off, `Following` prepares the request that
+    resumes the stream on a new connection.
+    """
 
     def __init__(self, request: ApiRequest[Event], endpoint: Endpoint) -> None:
         self.request = request

@@ -89,7 +89,9 @@ async def stream_tool(
 
 
 class EventsQuery(Value):
-    """The event after which to follow a call."""
+    """The query of a request for a call's events. `last_event_id` is the id of the event after
+    which the stream begins.
+    """
 
     last_event_id: str | None = Field(
         default=None,

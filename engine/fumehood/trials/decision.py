@@ -25,8 +25,8 @@ from fumehood.trials.session_trials import HeldFiles
 
 @dataclass(frozen=True, eq=False, slots=True)
 class HeldTrial:
-    """The effect of a trial that has ended, on the session and on other hosts, together with the
-    trial's outcome. The effect is not applied yet.
+    """What a finished trial would change in its session and on other hosts, and the trial's
+    outcome. The changes have not been made yet.
     """
 
     files: HeldFiles

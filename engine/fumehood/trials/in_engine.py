@@ -44,7 +44,7 @@ class Trials(EnginePart):
     async def around(self, run: ToolRun, before: Sequence[Given]) -> AsyncIterator[Given | None]:
         """Yield None if the call does not have the option `preview`. Otherwise, yield a `Given`
         that makes the run a trial: a lease that keeps the effect, and a function that creates the
-        outcome after the run.
+        outcome after the run. `before`, the contributions of earlier parts, is ignored.
         """
         if not PREVIEW.of(run.request.options):
             yield None

@@ -13,7 +13,9 @@ if TYPE_CHECKING:
 
 
 def require_undoable(permitted: PermittedCall, plan: Plan) -> None:
-    """Raise InvalidParams if the effect of the call could not be held back."""
+    """Raise InvalidParams if the effect of the call could not be held back until a human decides.
+    `plan` and `permitted` describe the call.
+    """
     for is_wrong, words in (
         (plan.executor.language is None,
          "Only programs can be tried: other tools show what they will change by themselves."),

@@ -171,8 +171,8 @@ class SessionTrials:
         return held
 
     async def put_in(self, held: HeldFiles) -> str | None:
-        """Apply an effect to the session, and release what was kept for it. Call this only once for
-        each effect.
+        """Apply an effect to the session, and then delete the files that were stored only for this
+        effect. Call this method only once for each effect.
 
         Return None if the session's files were saved afterwards. Otherwise return a clause that
         says why not.

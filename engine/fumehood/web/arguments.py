@@ -129,10 +129,10 @@ def arguments_of(form: Form) -> tuple[JsonObject, dict[str, str]]:
 
 
 def errors_of(fields: tuple[str, ...] | None, message: str) -> dict[str, str]:
-    """Return a dictionary from the name of each argument that `fields` refers to, to the message
-    `message` of the engine's refusal.
+    """Return a dictionary with one key for each argument that is named in `fields`. Each value is
+    `message`, the reason why the engine refused the call.
 
-    If `fields` is None or empty, the dictionary has a single key, the empty text.
+    If `fields` is None or empty, the only key is the empty text.
     """
     names = {_argument(pointer) for pointer in fields or ()}
     return dict.fromkeys(names or {""}, message)

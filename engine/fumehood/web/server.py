@@ -138,8 +138,8 @@ class _Server(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Handle signals during the block as uvicorn does. After a signal has stopped the server,
-        uvicorn would raise the signal again. This is prevented, so that the process exits with 0.
+        """Handle signals during the block as uvicorn does, but do not raise them again after the
+        server has stopped, so that the process exits with 0.
         """
         with super().capture_signals():
             yield
@@ -161,7 +161,8 @@ def main() -> None:
     """Serve the console as a child process of `fumehood serve --web`.
 
     The command is `python -m fumehood.web.server FD CONTROL CALLERS`. FD is the descriptor of a
-    listening socket that this process has inherited.
+    listening socket that this process has inherited. CONTROL and CALLERS are the paths of the
+    engine's socket for administration and of its socket for calls.
     """
     descriptor, control, callers = sys.argv[1:]
     protect(ends_with_parent=True)

@@ -325,8 +325,8 @@ def _lines(diff: object) -> tuple[int, int] | None:
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """A node of a tree of files: a file or a directory. `below` contains the nodes in a directory.
-    `entries` contains the entries for the node's own path.
+    """A node of a tree of files: a file or a directory. `entries` contains what is shown for this
+    file or directory itself, and `below` contains the nodes in the directory.
 
     A node can have both, for example if a change replaces a directory by a file.
     """

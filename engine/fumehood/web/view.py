@@ -205,8 +205,8 @@ class View:
         return go(self.request, address)
 
     def notice(self, message: str, status: int = 200) -> Response:
-        """Return a response that shows a message in the corner of the open page, which is otherwise
-        kept.
+        """Return a response that shows a message in the corner of the open page. The rest of the
+        page stays unchanged.
 
         If the browser requests a whole page, the response is a page with the message.
         """

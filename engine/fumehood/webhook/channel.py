@@ -74,7 +74,8 @@ or httpx2.HTTPError."""
 
 
 class WebhookChannel:
-    """Sends messages about approvals, alerts and anchors of the audit chain to one address.
+    """Sends messages about approvals and alerts to one address, and also the anchors of the audit
+    chain (copies of rows' authentication codes, which show later whether rows were removed).
 
     The receiver may answer with callbacks, which are signed requests that decide approvals. If the
     settings allow this, `callbacks` checks the signatures, and `decides_as` is the name of the
@@ -397,8 +398,8 @@ def owe(
 
 
 def owe_anchor(connection: Connection, document: JsonObject, at: datetime) -> None:
-    """Store a message about an anchor of the audit chain, and delete earlier undelivered messages
-    about anchors.
+    """Store a message about an anchor of the audit chain (a copy of a row's authentication code),
+    and delete earlier undelivered messages about anchors.
 
     The earlier messages are deleted after the new message is stored. Otherwise, the new message
     could get the number of a deleted message that is still being sent. The end of that delivery

@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 
 
 class Webhook(EnginePart):
-    """Stores messages about the engine's events. `channel` is None if no address is configured."""
+    """Stores messages about the engine's events, which `channel` sends to the configured address.
+    `channel` is None if no address is configured.
+    """
 
     def __init__(self, kernel: Kernel) -> None:
         super().__init__(kernel)
@@ -41,7 +43,9 @@ class Webhook(EnginePart):
             owe(connection, event, at, approval_id=approval_id)
 
     def on_anchor(self, connection: Connection, anchor: JsonObject, at: datetime) -> None:
-        """Store a message about an anchor of the audit chain, in the event's transaction."""
+        """Store a message with an anchor of the audit chain (a copy of a row's authentication
+        code), in the event's transaction.
+        """
         if self.channel is not None:
             owe_anchor(connection, anchor, at)
 
@@ -58,8 +62,8 @@ class Webhook(EnginePart):
             self.channel.wake()
 
     def forget(self, connection: Connection, before: str) -> None:
-        """Delete delivered and given-up messages that were stored before the time `before`, even if
-        no address is configured any more.
+        """Delete messages that were stored before the time `before`, if they were delivered or
+        given up. This happens even if no address is configured any more.
         """
         forget_old(connection, before)
 

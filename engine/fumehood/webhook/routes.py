@@ -23,7 +23,9 @@ PRINCIPAL = Principal(NAME, frozenset({Scope.APPROVE}))
 
 
 class CallbackBody(OneOfSeveral):
-    """A callback's decision. `version` is the approval's version in the webhook's message."""
+    """A signed request's decision on an approval. `version` is the approval's version in the
+    webhook's message.
+    """
 
     version: int = Field(strict=True)
 

@@ -175,8 +175,8 @@ async def _effect_of_change(
 
 
 def _lacking_above(path: str, survey: Survey) -> list[str]:
-    """Return those parent directories of `path` that do not exist, topmost first. The call would
-    create them.
+    """Return those parent directories of `path` that do not exist according to `survey`, topmost
+    first. The call would create them.
     """
     parts = path.split("/")
     above = ["/".join(parts[:end]) for end in range(1, len(parts))]
@@ -331,13 +331,13 @@ class Survey:
     """
 
     def at(self, path: str) -> Seen | None:
-        """Return the entry for `path`, or None if the survey does not contain one."""
+        """Return the entry for `path`, or None if the survey does not contain `path`."""
         return next((entry for entry in self.claim.entries if entry.path == path), None)
 
     @property
     def going(self) -> list[Seen]:
-        """The entries that the call would delete: those that exist at or below a requested path
-        without a fault.
+        """The entries that the call would delete: those that exist, and that are at or below a
+        requested path for which `faults` names no fault.
         """
         tops = {path for path, fault in self.faults.items() if fault is None}
         return [

@@ -47,7 +47,9 @@ ESCAPE = re.compile(rb"%(?![0-9A-Fa-f]{2})")
 
 
 class FileListQuery(Value):
-    """Which files of a workspace to list."""
+    """The query of a request that lists the files of a workspace: the directory, and the page of
+    the list.
+    """
 
     path: str = Field(default="", description="A directory. By default, the whole workspace.")
     recursive: bool = Field(default=False, description="Include subdirectories.")
@@ -60,13 +62,17 @@ class FileListQuery(Value):
 
 
 class ArchiveQuery(Value):
-    """The directory to pack as an archive, or into which to unpack one."""
+    """The query of a request for an archive. `path` is the directory that is packed as an archive,
+    or into which an archive is unpacked.
+    """
 
     path: str = Field(default="", description="A directory. By default, the whole workspace.")
 
 
 class PutQuery(Value):
-    """How to write a file."""
+    """The query of a request that writes a file. `mode` says whether an existing file is
+    replaced.
+    """
 
     mode: Literal["create", "replace"] = Field(
         default="replace",
@@ -75,7 +81,9 @@ class PutQuery(Value):
 
 
 class DeleteQuery(Value):
-    """Whether to delete a directory's contents."""
+    """The query of a request that deletes a file or directory. `recursive` says whether a directory
+    is deleted with its contents.
+    """
 
     recursive: bool = Field(default=False, description="Delete a directory with its contents.")
 

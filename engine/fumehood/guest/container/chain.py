@@ -60,12 +60,13 @@ the program's process copies itself.
 
 
 class Chain:
-    """The chain of one session: the processes that hold the session's variables, or no processes.
-    Between calls, these are the first process, which runs the next call, and its copy. Both are
-    stopped.
+    """The chain of one session: the processes that hold the session's variables. The chain may be
+    empty.
 
-    The processes inherit one end of two sockets: `orders_end`, on which the first process receives
-    orders, and `wake_end`, on which the copy is woken.
+    Between calls, the chain consists of two stopped processes: the first process, which runs the
+    next call, and a copy of it. The supervisor sends orders to the first process through one
+    socket, and wakes the copy through another. The processes inherit their ends of these sockets,
+    `orders_end` and `wake_end`.
     """
 
     def __init__(
@@ -78,9 +79,10 @@ class Chain:
 
         `reap` reaps all dead children. `kill` kills all processes of programs except those with the
         given ids, and returns the number of processes that it has killed. `frozen` returns a
-        context manager, within which registered processes can be stopped. It receives the ids of
-        processes to spare. The context manager yields the function that stops all registered
-        processes; they go on when the block ends.
+        context manager for a block in which registered processes (which run beside calls) can be
+        stopped. Its argument is the ids of processes to spare. The context manager yields a
+        function that stops all registered processes. When the block ends, these processes are
+        resumed.
         """
         self._reap = reap
         self._kill = kill
@@ -141,8 +143,8 @@ class Chain:
         return self.first
 
     def settle(self, stayed: int | None) -> str:
-        """Update the chain after a call: stop the processes that hold the session's variables from
-        now on, and kill all other processes of programs.
+        """Update the chain after a call: stop the processes that will hold the session's variables
+        until the next call, and kill all other processes of programs.
 
         `stayed` is the id of the call's process if this process reported that it has finished and
         stays alive, otherwise None. Return `kept` if the call's variables are kept, `rolled_back`
@@ -162,8 +164,8 @@ class Chain:
         return "rolled_back" if before is None and stayed is None else "reset"
 
     def put_aside(self, stayed: int | None, token: str) -> str:
-        """Update the chain after a trial: keep the trial's process for `adopt`, and restore the
-        variables from before the trial.
+        """Update the chain after a trial: keep the trial's process for `adopt`, under the name
+        `token`, and restore the variables from before the trial.
 
         `stayed` is the id of the trial's process if this process reported that it has finished and
         stays alive, otherwise None. Return `kept` if the trial's process is kept, `rolled_back` if
@@ -210,8 +212,9 @@ class Chain:
                     os.kill(pid, signal.SIGKILL)
 
     def look(self) -> bool:
-        """Check the processes that hold the session's variables after a call that did not use the
-        variables, and stop them again. Return False if the variables were lost, otherwise True.
+        """Check the processes that hold the session's variables, and stop them again. Call this
+        method after a call that did not use the variables. Return False if the variables were lost,
+        otherwise True.
         """
         if self.tell_end():
             return False
@@ -228,10 +231,10 @@ class Chain:
         signal. A process is asleep if it is stopped, and has used almost no CPU time (`AWAKE_NS`)
         since it was first seen stopped.
 
-        A program can make its stopped process wake up, by a timer whose signal is SIGCONT, or by a
-        child or parent at whose end the kernel sends SIGCONT. But on a busy host, a process may
-        simply not have stopped yet. Therefore, a process that is not stopped only counts as awake
-        if it was not stopped at the previous check either, and has used CPU time since then.
+        A process that is not stopped counts as awake only if it was not stopped at the previous
+        check either, and has used CPU time since then. On a busy host, a process may need some time
+        to stop. But a program can also make its stopped process wake up: by a timer whose signal is
+        SIGCONT, or by a child or parent at whose end the kernel sends SIGCONT.
         """
         was_awake, self._seen_awake = self._seen_awake, {}
         are_asleep = True
@@ -278,9 +281,9 @@ class Chain:
             self._end_the_others()
 
     def _goes_on(self, spared: int | None) -> bool:
-        """Determine the first process for the next call, and return whether it and a copy of it are
-        ready. The first process is the process that ran the last call. If this process has several
-        threads, the first process is its copy instead.
+        """Determine the first process, which will run the next call, and return whether the first
+        process and a copy of it are ready. The first process is the process that ran the last call
+        or, if that process has several threads, its copy.
 
         All other processes of programs are killed, except the process `spared`, which the caller
         still needs.
@@ -352,9 +355,9 @@ class Chain:
     def _received(self, pid: int) -> tuple[int | None, bool]:
         """Read all messages from the chain's processes. The kernel identifies the senders.
 
-        Return two values. The first is the id of the last process other than `pid` that sent READY,
-        or None if there is no such process or it is dead. The second is whether the process `pid`
-        sent DONE.
+        Return two values. The first is the id of the new copy: the last process other than `pid`
+        that sent READY. It is None if there is no such process or it is dead. The second value is
+        whether the process `pid` sent DONE, which means that its attempt to copy itself is over.
         """
         found, is_done = None, False
         for _ in range(MAX_MESSAGES):
@@ -420,9 +423,9 @@ class Chain:
 
 
 class _Effort:
-    """Decides how long the supervisor waits until a process has copied itself. It limits the time
-    that the process `pid` and its descendants may take, and the CPU time that the supervisor may
-    use for waiting.
+    """Decides whether the supervisor continues to wait until the process `pid` has copied itself.
+    There are limits for the time that the process and its descendants may take, and for the CPU
+    time that the supervisor may use for waiting.
     """
 
     def __init__(self, pid: int) -> None:

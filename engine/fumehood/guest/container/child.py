@@ -207,8 +207,8 @@ def _forget_the_guest() -> None:
 
 
 def _take_places() -> None:
-    """Connect standard output and standard error, which are the null device, to the child's own
-    pipes. Close all descriptors from `OUT_FD` on.
+    """Connect standard output and standard error to this child's own pipes, `OUT_FD` and `ERR_FD`.
+    Until now, both are the null device. Then close all descriptors from `OUT_FD` on.
     """
     os.dup2(OUT_FD, 1)
     os.dup2(ERR_FD, 2)
@@ -266,7 +266,10 @@ def _seal() -> None:
 
 def _serve(programs: dict[str, Program], memory_bytes: int, late_paths: tuple[str, ...]) -> None:
     """Run the program that the request names, send its claim, and exit with its exit code.
-    `programs` are all programs by name.
+
+    `programs` maps the names of all programs to their functions. `memory_bytes` is the container's
+    memory limit, which a session's programs use to bound the size of saved figures. `late_paths`
+    are import paths that only Python programs get.
     """
     own_pid, reply = os.getpid(), os.fstat(REPLY_FD)
     exit_code = REQUEST_FAILED

@@ -127,12 +127,13 @@ class Cleaner:
         return self._fits(counted, threads, looks=looks), is_certain
 
     def _fits(self, counted: int | None, registered: int, *, looks: bool = True) -> bool:
-        """Return whether `counted`, the kernel's count of processes and threads, is as expected.
-        Expected are the guest's processes, a session's waiting processes, and `registered` threads
-        of registered processes.
+        """Return whether `counted`, the kernel's count of processes and threads, is the expected
+        number. Return False if `counted` is None.
 
-        If `looks` is True, and the count does not fit, search for other processes that may exist,
-        and expect them too: relays (see `takeover`) and dead children that were not reaped.
+        The expected number includes the guest's processes, a session's waiting processes, and
+        `registered`, which is the number of threads of registered processes. If `looks` is True,
+        and the count does not fit, search for other processes that may exist, and include them too:
+        relays (see `takeover`) and dead children that were not reaped.
         """
         relays, spared = self._relays(), self._chain.pids
         if counted is None or not self._pools.is_settled:
@@ -178,15 +179,18 @@ class Cleaner:
 
     def _kill_uncounted(self) -> bool:
         """Kill the program's processes, but not registered ones, on gVisor. Return False if this
-        takes too long. The processes are neither counted nor stopped, but listed, because gVisor
-        does not count processes, and sends SIGHUP to process groups that were stopped.
+        takes too long. The processes are found by listing all processes. They are neither counted
+        nor stopped, because gVisor does not count processes, and sends SIGHUP to process groups
+        that were stopped.
 
-        The listing is repeated until two successive lists contain no process of the program. A
-        process that vanishes during the listing counts as a registered process that its parent has
-        reaped, except if a zygote has reaped it or if a trial's process is waiting, for which the
-        kernel reaps. No other parent can have reaped a process of the program: orphans belong to
-        the supervisor, which reaps none meanwhile, and any other parent is itself listed. Two lists
-        are needed because a zygote reports a reaped process a moment later.
+        The listing is repeated until two successive lists contain no process of the program. Two
+        lists are needed because a zygote reports a moment late that it has reaped a process.
+
+        A process may vanish during the listing. It then counts as a registered process, because
+        only the parent of a registered process can have reaped it: orphans of the program belong to
+        the supervisor, which reaps none meanwhile, and any other parent is itself listed. There are
+        two exceptions: a zygote has reaped the process, or a trial's process is waiting, for which
+        the kernel reaps.
         """
         patience = Patience(KILL_CPU_S)
         was_clean = False
@@ -241,7 +245,7 @@ class Cleaner:
         most the files that the run has changed, and empty nothing. Return what was achieved.
 
         `is_over` is True if all processes of the run are gone. If `is_over` is False, neither send
-        files nor empty mounts, and return this as a fault.
+        files nor empty mounts, but return a `Housekeeper` with this fault.
         """
         if not is_over:
             left_out = int(not self._mounts.are_clean())  # at least
@@ -274,8 +278,9 @@ class Cleaner:
         return None
 
     def _is_one_unseen(self) -> bool:
-        """Return whether the list of processes was incomplete, according to the kernel's count.
-        Listing takes time, so processes can start or end meanwhile.
+        """Return whether the last list of processes may lack a process, because the kernel's count
+        is not as expected. Processes can start or end while they are listed. Return False if the
+        kernel's count cannot be used.
         """
         return self._is_counted and self._pools.is_settled and not self.is_alone()
 

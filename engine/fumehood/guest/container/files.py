@@ -124,18 +124,19 @@ def _found(path: str, recursive: bool) -> list[Result]:
 
 
 def _scan(arguments: Result) -> Result:
-    """List all plain files and directories after the path `after`, in at most `room` bytes. Each
-    row has a path, a size (-1 for a directory), whether the file can be executed, and a version.
-    The result says whether there are more than `most` files and directories (`too_many`), and
-    whether more rows follow (`has_more`).
+    """List the plain files and directories of the workspace whose paths come after the path
+    `after`. Each row has a path, a size (-1 for a directory), whether the file can be executed, and
+    a version. All rows together have at most `room` bytes. The result also says whether more rows
+    follow (`has_more`), and whether there are more than `most` files and directories (`too_many`).
 
     The version changes whenever the file changes. It is the SHA-256 of the content. On a disk,
     where reading all files takes long, it is the inode and the change time instead. It is empty if
     the file could change again while its inode and change time stay the same.
 
-    The result's `others` are links, special files, paths that the host cannot name, and directories
-    that cannot be read. If `links` is True, links are rows as well, of size -2 and with their
-    target as the version. Directories with a name in `skip` are left out, with all that is in them.
+    The result's `others` are the paths of links and special files, paths that the host cannot name,
+    and directories that cannot be read. If `links` is True, links are rows instead, with the size
+    -2 and their target as the version. Directories with a name in `skip` are left out, with all
+    that is in them.
     """
     after, most, room = arguments["after"], int(arguments["most"]), int(arguments["room"])
     result: Result = {"rows": [], "has_more": False, "too_many": False, "others": []}
@@ -225,9 +226,10 @@ def _is_timed() -> bool:
 
 
 def _mapped() -> set[int] | None:
-    """Return the inodes of files that a process has mapped into shared memory. The process can
-    write to such files again without changing their times. Return None if a process hides its maps.
-    The current access rights of a map are ignored, because a process can change them unnoticed.
+    """Return the inodes of the files that processes have mapped into shared memory. A process can
+    write to such files again without changing their times. Return None if a process of the
+    session's programs hides its maps. A map counts even if it is not writable now, because a
+    process can change the access rights unnoticed.
     """
     found = set()
     for process in filter(str.isdigit, os.listdir(PROC)):
@@ -268,10 +270,10 @@ def _is_ours(process: str) -> bool:
 
 
 def _fill(arguments: Result) -> Result:
-    """Create the directories `directories`, and write the parts of files `parts`. Each part has a
-    path, an offset, whether the file can be executed, and content in base64. Return the number of
-    bytes written. Files are written in place, so use this only for a workspace in which no program
-    has run.
+    """Create directories, and write parts of files. `arguments["directories"]` are paths. Each item
+    of `arguments["parts"]` has a path, an offset, whether the file can be executed, and content in
+    base64. Return the number of bytes written. Files are written in place, so use this only for a
+    workspace in which no program has run.
     """
     for path in arguments["directories"]:
         with directory_at(path, make=True):
@@ -327,8 +329,9 @@ def _open_piece(name: str, directory: int, path: str, offset: int) -> int:
 
 
 class _LastDirectory:
-    """Opens directories with `at`, and keeps the last one open, because successive files are often
-    in the same directory. If `make` is True, missing directories are created.
+    """Opens directories. The method `at` returns the descriptor of a directory, which stays open
+    until `at` is called for another directory, because successive files are often in the same
+    directory. If `make` is True, missing directories are created.
     """
 
     def __init__(self, *, make: bool) -> None:

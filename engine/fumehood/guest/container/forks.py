@@ -34,9 +34,9 @@ class ForkHooks:
 
     @contextmanager
     def skipped(self) -> Iterator[None]:
-        """Disable the hooks registered after `hold` until the block is left. Only use this while a
-        process with a single thread forks a copy of itself that will take the place of this
-        process.
+        """Disable hooks while the `with` block runs, as far as they were registered after `hold`.
+        Only use this in a process with a single thread that forks a copy of itself, if the copy
+        will take the place of this process.
         """
         self._are_held = True
         try:

@@ -38,7 +38,9 @@ NOT_STARTED = 127
 
 
 def front(config: dict[str, Any]) -> NoReturn:
-    """Run the configured program until it ends or the host is gone, and then exit."""
+    """Run the operator's program that `config` describes, and relay its data to and from the host.
+    Exit when the program has ended or the host is gone.
+    """
     import subprocess  # not at the top: the supervisor starts faster without it
 
     trust = _first_frame()["trust"]

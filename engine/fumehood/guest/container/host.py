@@ -61,9 +61,9 @@ class Host:
         self._waiting = b""
 
     def use(self, readable: int, writable: int) -> int:
-        """Use `readable` and `writable` as the channel from now on, under the descriptor numbers 0
-        and 1. Return a descriptor for the channel to the former host. When the descriptor is
-        writable, the caller must pass it to `dismiss`.
+        """Use `readable` and `writable` as the channel from now on. They get the descriptor numbers
+        0 and 1. Return a descriptor of the channel to the former host. The caller must pass this
+        descriptor to `dismiss` as soon as it is writable.
         """
         former = os.dup(1)
         for descriptor, own in ((readable, 0), (writable, 1)):
@@ -137,9 +137,10 @@ class Host:
 
     @staticmethod
     def dismiss(former: int) -> None:
-        """Make a former host give up: send it a frame that a host does not expect. `former` is the
-        descriptor that leads to the former host, and is closed afterwards. Closing alone would not
-        inform the host, because a zygote still has the same standard error open.
+        """Make the former host give up this container, by a frame that a host does not expect.
+        `former` is the descriptor of the channel to that host. It is closed after the frame was
+        sent. Closing `former` alone would not inform the host, because a zygote still has its
+        standard error open on the same channel.
         """
         with contextlib.suppress(OSError):
             os.write(former, framing.encode({"op": "ready", "enforces": {}, "faults": []}))
@@ -232,8 +233,9 @@ class Reporter:
             self._host.send({"op": "progress", "id": run.id, **report})
 
     def ended(self, run: Run, files_left_out: int, state: str | None) -> None:
-        """Send the ending of a run. Call this method only when no process of the run is alive.
-        `state` is the state of the session's variables, or None.
+        """Send the ending of a run to the host. Call this method only when no process of the run is
+        alive. `files_left_out` is the number of the run's files that were not sent. `state` is the
+        state of the session's variables, or None if the run could not change them.
         """
         out_of_memory = self._meter.is_out_of_memory(run)
         exit_code, signal_number = self._status(run)
@@ -281,8 +283,9 @@ class Reporter:
         return decode_status(run.status) if run.status is not None else (None, None)
 
     def _variables_bytes(self, state: str | None) -> int | None:
-        """Return the memory in bytes of the process with a session's variables, minus the memory of
-        its zygote. Return None if there is no such process or its memory is unknown.
+        """Return the memory in bytes of the process that holds a session's variables, minus the
+        memory of its zygote. Return None if `state`, the state of the variables, is None, if there
+        is no such process, or if its memory is unknown.
         """
         first = self._chain.first
         if state is None or first is None:

@@ -225,9 +225,9 @@ class Keeper:
                 return
 
     def _write(self, data: bytes, *, close: bool) -> str | None:
-        """Write to the standard input of the registered process as soon as its pipe has room. If
-        `close` is True, close the input after that. Return None, or the reason why this is not
-        possible.
+        """Accept `data` for the standard input of the registered process. The data is written as
+        soon as the pipe has room. If `close` is True, the input is closed after that. Return None,
+        or the reason why the data was not accepted.
         """
         if self._input < 0 or self._is_closing:
             return "Its standard input is closed."

@@ -52,8 +52,10 @@ process is killed first if memory runs out.
 
 def hand_on(exit_code: int, claim: dict[str, Any]) -> None:
     """Send the claim of the call that has ended, fork a copy of this process, and wait for the next
-    call. Return when the next call has arrived, in the process that runs this call. If this process
-    was killed meanwhile, that is the copy.
+    call.
+
+    The function returns when the next call has arrived. It returns in the process that runs the
+    next call. This is the copy if the original process was killed meanwhile.
     """
     handlers = {number: signal.getsignal(number) for number in _IGNORED}
     for number in _IGNORED:

@@ -130,9 +130,9 @@ class PreforkPool:
         selector.register(self._orders, selectors.EVENT_READ, self.receive)
 
     def stock(self, wanted: int | None = None) -> None:
-        """Order the zygote to fork as many children as are missing to `wanted`. Children that are
-        ready and children that are already ordered count. If `wanted` is None, use the pool's
-        number of spares.
+        """Order children from the zygote, so that the pool has `wanted` children. Ready children
+        and children that are already ordered are included in this number. If `wanted` is None, use
+        the pool's number of spares.
         """
         wanted = self._spares if wanted is None else wanted
         for _ in range(wanted - len(self._ordered) - len(self._coming) - len(self._ready)):
@@ -340,14 +340,14 @@ class Standby:
         self._ended: set[int] = set()
 
     def expect(self, cpu_s: int) -> None:
-        """Record that a JavaScript program runs with this CPU limit in seconds, because another
-        JavaScript program may follow.
+        """Record that a JavaScript program runs now, with the CPU limit `cpu_s` in seconds. From
+        now on, another JavaScript program with the same limit is expected.
         """
         self._expected_cpu_s = cpu_s
 
     def prepare(self) -> None:
-        """Start a standby, if a JavaScript program is expected and a spare child is ready for
-        it.
+        """Start a standby from a spare child. Do nothing if no JavaScript program is expected, if
+        there is already a standby, or if no spare child is ready.
         """
         cpu_s = self._expected_cpu_s
         if cpu_s is None or self._child is not None:

@@ -62,7 +62,7 @@ def all_pids() -> list[int]:
 
 def is_alive(pid: int) -> bool:
     """Return whether a process is alive. A stopped process is alive. A process that was killed or
-    is exiting is not.
+    is exiting does not count as alive.
     """
     is_killed = int(field(status(pid), b"SigPnd") or b"0", 16) & SIGKILL_PENDING
     # While the kernel ends a process, SIGKILL is no longer pending, and it is not a zombie yet.
@@ -178,10 +178,11 @@ def _stat(pid: int) -> list[bytes]:
 
 
 class Patience:
-    """Says when to give up waiting for killed processes to disappear: the waiting process may use a
-    limited CPU time for its searches. The limit is not a wall time, because on a busy machine all
-    these processes get little CPU time. So even after a long wait, the killed processes may still
-    end.
+    """Says when a process must stop waiting for killed processes to disappear: when its searches
+    for them have used `cpu_s` seconds of CPU time, or when all other processes stay asleep.
+
+    The limit is not a wall time, because on a busy machine the killed processes get little CPU
+    time, so they may still end after a long wait.
     """
 
     def __init__(self, cpu_s: float) -> None:
@@ -189,9 +190,9 @@ class Patience:
         self._looks = self._idle_looks = 0
 
     def rest(self) -> bool:
-        """Pause before the next search. Return False if the search must be given up: this process
-        has used too much CPU time, or all other processes were asleep at the last `IDLE_LOOKS`
-        searches.
+        """Pause before the next search for killed processes. Return False if the caller must give
+        up: this process has used too much CPU time, or all other processes were asleep at the last
+        `IDLE_LOOKS` searches.
         """
         if time.process_time() >= self._until_s:
             return False

@@ -46,7 +46,9 @@ class _Process:
     unsent: bytearray = field(default_factory=bytearray)
 
     def shown(self) -> dict[str, Any]:
-        """Return the description of the process that the host receives."""
+        """Return the process's name, state, exit code, signal, start time, and whether it was lost,
+        in the form that the host receives.
+        """
         return {
             "name": self.name, "state": self.state, "exit_code": self.exit_code,
             "signal": self.signal, "lost": self.is_lost, "started_at": self.started_at,
@@ -98,7 +100,9 @@ class Registered:
         return sum(one.state == "running" for one in self._all.values())
 
     def on_request(self, request: dict[str, Any]) -> None:
-        """Handle a request of the host, and send the answer now or later."""
+        """Carry out a request of the host, such as to start or stop a registered process, and send
+        the answer. If a keeper must report first, the answer is sent later.
+        """
         try:
             answer = self._handle(request)
         except Refused as refused:
@@ -107,7 +111,10 @@ class Registered:
             self._answer(request["id"], answer)
 
     def on_reaped(self, pid: int) -> bool:
-        """Handle the end of the process `pid`, which was reaped. Return whether it was a keeper."""
+        """Release the keeper with the process id `pid`, which was reaped. If its registered process
+        has not ended, record that process as lost. Return False if `pid` is not a keeper, otherwise
+        True.
+        """
         process = self._keepers.get(pid)
         if process is None:
             return False
@@ -144,8 +151,8 @@ class Registered:
     # -- requests --------------------------------------------------------------------------
 
     def _handle(self, request: dict[str, Any]) -> dict[str, Any] | None:
-        """Handle a request. Return the answer, or None if it is sent later. Raises Refused if the
-        request cannot be carried out.
+        """Carry out a request of the host. Return the answer, or None if the answer is sent later,
+        when the keeper has reported. Raises Refused if the request cannot be carried out.
         """
         if self._host.keep is None:
             raise Refused("unavailable", "Only the container of a session has processes.")
@@ -295,7 +302,7 @@ class Registered:
             self.tell()
 
     def _settle(self, process: _Process, do: str, answer: dict[str, Any]) -> None:
-        """Send `answer` to all requests of the kind `do` that wait for this process."""
+        """Answer all requests of the kind `do`, such as `stop`, that wait for this process."""
         for number in [one for one, kind in process.waiting.items() if kind == do]:
             del process.waiting[number]
             self._answer(number, answer)

@@ -55,7 +55,7 @@ def fed_pieces(size: int) -> Iterator[bytes]:
 def set_up(arguments: dict[str, Any]) -> Callable[[], None]:
     """Write the caller's files into the workspace, and set standard input, arguments, environment
     and working directory. Return a function that restores the earlier arguments, environment and
-    working directory. It is needed only in sessions, where the process outlives the call.
+    working directory. Only sessions call that function, because their process outlives the call.
 
     Raises:
         SetUpFailed: a file cannot be written, or the working directory cannot be entered.

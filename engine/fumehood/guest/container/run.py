@@ -53,8 +53,8 @@ class Keep:
 
 @dataclass
 class Run:
-    """A run of a call. If the supervisor has killed the run, `killed_for` is the reason, such as
-    "memory". The run is then reported with this ending, whatever else was observed.
+    """One run of a program for a call. If the supervisor has killed the program, `killed_for` is
+    the reason, such as "memory". The host is then told this reason, whatever else was observed.
     """
 
     id: int
@@ -169,8 +169,8 @@ def stays(run: Run) -> bool:
 
 
 def claimed_exit(run: Run) -> int:
-    """Return the exit code that the program claims. Used if the program's process stays alive, so
-    that it has no real exit code. Return 1 if the claimed code is invalid.
+    """Return the exit code that the program claims, or 1 if the claimed code is invalid. Used for a
+    program whose process stays alive, and therefore has no real exit code.
     """
     code = (run.claim or {}).get("exit_code")
     return code if isinstance(code, int) and not isinstance(code, bool) and 0 <= code < 256 else 1

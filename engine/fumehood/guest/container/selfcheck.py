@@ -60,8 +60,9 @@ class SelfCheck:
         self._limits = claim.get("limits", {})
 
     def result(self, run: Run, after: Measures) -> tuple[dict[str, bool], list[str]]:
-        """Return two values: name of each limit → whether it holds; and the reasons why the
-        container is unusable. `run` is the probe's run, and `after` are the counters after it.
+        """Return two values: a dictionary that says for each limit, by name, whether the limit is
+        enforced, and a list of the reasons why the container is unusable. `run` is the probe's run,
+        and `after` has the container's counters after that run.
         """
         faults = []
         if self._sealed is not True:

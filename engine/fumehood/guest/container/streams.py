@@ -23,8 +23,9 @@ from fumehood.protocol.streams import StreamFrame
 
 @dataclass(frozen=True)
 class Place:
-    """What the guest's ends of streams may use of the supervisor: two of its objects and two
-    functions.
+    """The parts of the supervisor that the guest's ends of streams may use: the connection to the
+    host, the selector of the event loop, and two functions that write to a run's program or kill
+    it.
     """
 
     host: Host
@@ -74,8 +75,8 @@ class End:
         """End the stream of the current run, whose processes are about to be killed."""
 
     def clear(self) -> None:
-        """Remove what the killed processes of the last run have left in this end, so that it does
-        not reach the next run.
+        """Remove what the last run's killed processes have left in this stream, so that the next
+        run does not receive it.
         """
 
     def leave(self) -> None:

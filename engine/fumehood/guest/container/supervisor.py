@@ -502,9 +502,10 @@ class Supervisor:
     # -- its end ------------------------------------------------------------------
 
     def _on_end(self, ended: Notice) -> None:
-        """Process a zygote's report that a child has ended and was reaped. The child is the first
-        process of the current run, a process that the run's program made its sibling, or the
-        standby, a Node process that waits for its program.
+        """Process a zygote's report that a child has ended and was reaped. The child is one of
+        three processes: the first process of the current run; another child of the zygote, which
+        the run's program has created with clone(2); or the standby, a Node process that waits for
+        its program.
         """
         self._cleaner.on_reaped(ended.pid)
         run = self._run
@@ -672,8 +673,8 @@ class Supervisor:
     # -- registered processes ----------------------------------------------------------
 
     def _limits(self, config: dict[str, Any]) -> list[tuple[int, int]]:
-        """Return the limits of a registered process, each as its RLIMIT constant and its value.
-        They are the limits of a program without the time limits.
+        """Return the resource limits of a registered process, each as its RLIMIT constant and its
+        value. They are those of a call's program, but without the limits on time.
         """
         limits = limits_of(config)
         if self._counters.memory_limit is None:
@@ -691,10 +692,12 @@ class Supervisor:
         return self._trees.strangers(self._chain.pids - {child})
 
     def _look_after_registered(self, run: Run | None) -> None:
-        """Make sure that the processes below dead keepers are killed, because they cannot be told
-        apart from a call's processes any more. Without a current run, kill them now. Otherwise, the
-        cleaning after the run kills them. If a keeper was not killed by the supervisor, memory has
-        run out, so the current run is stopped for this reason.
+        """Make sure that the processes below dead keepers are killed, because they can no longer be
+        told apart from the processes of a call. `run` is the current run. If there is none, kill
+        these processes now. Otherwise, the cleaning after `run` kills them.
+
+        If a keeper was not killed by the supervisor, memory has run out. So `run` is then stopped
+        for the reason "memory".
         """
         if not self._registered.has_lost:
             return

@@ -91,9 +91,9 @@ class Survey:
         return total.hexdigest()
 
     def told(self, most: int) -> dict[str, Any]:
-        """Return the answer to the host. It has at most `most` entries, as many as fit, and the
-        hash of all entries. It also has the number and the total size of the existing entries at or
-        below the request's paths, which a deletion would remove.
+        """Return the answer to the host. It contains the survey's hash, and as many entries as fit
+        into one answer, but at most `most`. It also contains the number and the total size of the
+        existing entries that a deletion would remove: those at or below the request's paths.
         """
         shown: list[Entry] = []
         room = MAX_ANSWER_BYTES
@@ -211,9 +211,13 @@ class Survey:
 
     @contextmanager
     def _parent(self, path: str, *, may_lack: bool = False) -> Iterator[tuple[int, str]]:
-        """Record each directory above a path. Yield a descriptor of the directory that contains the
-        path, and the last name of the path. If `may_lack` is True, directories may be missing. If
-        one is, yield the last existing directory and the first missing name instead.
+        """Record each directory above `path` in this survey. Yield a descriptor of the directory
+        that contains `path`, and the last name in `path`. If `may_lack` is True and a directory is
+        missing, yield a descriptor of the last existing directory and the first missing name
+        instead.
+
+        Raises:
+            Refused: the path cannot be followed, or a directory is missing and `may_lack` is False.
         """
         *above, last = path.split("/")
         if any(name in ("", ".", "..") for name in (*above, last)):

@@ -35,9 +35,9 @@ REFUSED = 3
 
 class Takeover:
     """The supervisor's side of takeovers, in which another engine becomes the host of this
-    container. A relay is a process that this engine starts in the container and that passes its
-    input and output to the supervisor. This class receives the messages of relays, and keeps the
-    current relay waiting until its release.
+    container. The other engine starts a relay in the container: a process that passes its own input
+    and output to the supervisor. This class receives the messages of relays. The current relay
+    stays alive until `let_go` releases it.
     """
 
     def __init__(self) -> None:

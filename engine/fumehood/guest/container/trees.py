@@ -76,11 +76,12 @@ class Trees:
         self._known: dict[int, _Known] = {}
 
     def count(self) -> tuple[int, bool]:
-        """Return the number of threads of the known processes, and True if this number cannot have
-        changed since the last count. Processes that are gone are forgotten.
+        """Return two values: the number of threads of the remembered processes, which were found
+        below keepers, and True if this number cannot have changed since the last count. Processes
+        that are gone are forgotten.
 
         The second value is True only if no process is gone and none has used CPU time since the
-        last count, because a process without CPU time neither starts nor ends a thread.
+        last count, because a process that uses no CPU time neither starts nor ends a thread.
         """
         count, is_same = 0, True
         for pid, known in list(self._known.items()):
@@ -134,10 +135,10 @@ class Trees:
 
     @contextmanager
     def frozen(self, spared: Collection[int]) -> Iterator[Callable[[], None]]:
-        """Yield a function that stops all processes below keepers. When the block is left, the
-        processes that the function has stopped are resumed. If `cached` was False when this object
-        was created, the function does nothing: this is so on gVisor, which sends SIGHUP to process
-        groups that were stopped.
+        """Yield a function that stops all processes below keepers. When the block is left, resume
+        the processes that the function has stopped. If this object was created with `cached` False,
+        as on gVisor, the function does nothing, because gVisor sends SIGHUP to process groups that
+        were stopped. `spared` has the same meaning as in `strangers`.
         """
         seen: set[int] = set()
         stopped: set[int] = set()

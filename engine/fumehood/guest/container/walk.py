@@ -50,7 +50,8 @@ class Refused(Exception):
 @contextmanager
 def directory_at(path: str, *, make: bool = False, named: str = "") -> Iterator[int]:
     """Open the directory `path` of the workspace, one name at a time, and yield its descriptor. If
-    `make` is True, create missing directories. `named` is the path that messages of refusals name.
+    `make` is True, create missing directories. If the access is refused, the message shows the path
+    `named`, or `path` if `named` is empty.
     """
     directory = os.open(WORKSPACE, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:

@@ -71,8 +71,8 @@ def order_child(orders: socket.socket, *descriptors: int) -> None:
 
 
 def run_zygote(orders: socket.socket, config: dict[str, Any], *, thin: bool) -> None:
-    """Load the modules, and then fork one child for each order until the supervisor closes the
-    socket `orders`. If `thin` is True, do not load the image's modules.
+    """Load the modules that the children share, and then fork one child for each order until the
+    supervisor closes the socket `orders`. If `thin` is True, do not load the image's modules.
     """
     kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
     kernel.prctl(kernel.PR_SET_DUMPABLE, 0)

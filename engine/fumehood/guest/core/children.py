@@ -132,9 +132,9 @@ def is_sealed(pid: int, own_filters: int | None) -> bool:
 
 
 def is_filtered(shown: bytes, own_filters: int | None) -> bool:
-    """Return whether a process has more system-call filters than `own_filters`. `shown` is what
-    `status` has returned for the process. A number that the kernel does not show (None) is not
-    compared: the process then only needs to have a filter.
+    """Return whether a process has more system-call filters than this process, which has
+    `own_filters`. `shown` is what `status` has returned for the process. If the kernel does not
+    show one of the two numbers, it is enough that the process has a filter.
     """
     filters = field(shown, b"Seccomp_filters")
     has_more = filters is None or own_filters is None or int(filters) > own_filters
@@ -181,14 +181,14 @@ def size(value: bytes | None) -> int | None:
 
 
 def kill_below(pid: int) -> set[int]:
-    """Kill all descendants of the process `pid`, but not `pid` itself. Return the process ids of
-    the descendants. If there are any, `pid` is stopped and stays so, because the caller kills it
-    next.
+    """Kill all descendants of the process `pid`, but not `pid` itself, and return their process
+    ids. If there are any descendants, also stop `pid`, because the caller kills it next.
 
-    Used by the jail's supervisor, the subreaper of all processes below it. The search does not go
-    by user, because on a host the operator's own processes have the same user. Each process is
-    stopped before its children are listed, so no child is missed. Each process is killed through a
-    descriptor, so no other process is killed if the id was used again.
+    Used by the jail's supervisor, which is the subreaper of all processes below it. The descendants
+    are found by their parents and not by their user, because on a host the operator's own processes
+    have the same user. Each process is stopped before its children are listed, so no child is
+    missed. Each process is killed through a descriptor, so no other process that has got the same
+    id meanwhile is killed.
     """
     children = _children(pid)
     if not children:

@@ -38,7 +38,9 @@ without free memory cannot build a reply.
 
 
 def tell(message: dict[str, Any]) -> None:
-    """Write one frame to the reply pipe. Raises OSError if this fails."""
+    """Write `message` as one frame to the reply pipe, through which this process answers requests.
+    Raises OSError if writing fails.
+    """
     write_all(REPLY_FD, framing.encode(message))
 
 
@@ -110,8 +112,8 @@ size of the progress reports of one run. A program that exceeds it has produced 
 
 
 def read_report(claim: Any) -> dict[str, Any] | None:
-    """Return the progress report that a child's message `claim` contains, or None if it is
-    invalid.
+    """Return the progress report in `claim`, which a child has sent, with `percent` and a short
+    `message`. Return None if `claim` is not a valid report.
     """
     if not isinstance(claim, dict):
         return None

@@ -48,11 +48,12 @@ Instruction = tuple[int, int, int, int]
 def build(
     machine: str | None, rules: Mapping[str, Sequence[Instruction]], *otherwise: Instruction
 ) -> bytes:
-    """Return a filter that decides each call in `rules` by its rule, and all other calls by
-    `otherwise`. If `machine` is None, the filter is for this machine.
+    """Return a filter, as bytes for `install`. `rules` maps names of system calls to their rules,
+    and the instructions `otherwise` decide all other calls. `machine` is an architecture such as
+    `x86_64`, and None means this machine.
 
-    Each rule must end with a verdict. Calls of another architecture or ABI end the process. Rules
-    for calls that the architecture lacks are omitted.
+    Each rule must end with a verdict, such as `allow()`. Calls of another architecture or ABI end
+    the process. Rules for calls that the architecture lacks are omitted.
 
     Raises:
         OSError: the architecture is not supported.
@@ -158,8 +159,8 @@ def allow_if_in(argument: int, values: Sequence[int], otherwise: Instruction) ->
 
 def require(argument: int, value: int, *, ignoring: int = 0) -> list[Instruction]:
     """Return instructions that end the process unless the 32-bit argument with the index `argument`
-    has the value `value`, apart from the bits in `ignoring`. Otherwise, the next instruction
-    decides.
+    has the value `value`. The bits in `ignoring` are cleared before the comparison. If the values
+    are equal, the next instruction decides.
     """
     return [
         _load(_OFFSET_ARGUMENTS + 8 * argument),

@@ -86,9 +86,9 @@ def evaluate(text: str) -> Any:
 
 
 def render(value: Any, precision: int | None, max_bytes: int) -> dict[str, Any]:
-    """Return the result as `{value, text}`. `value` is the value as JSON, rounded to `precision`
-    digits if that is given. `text` is the exact value as text, in which long lists are cut just
-    after `max_bytes`.
+    """Return the result as `{value, text}`. `value` is the value as JSON, with None in place of
+    integers that JSON cannot hold exactly. `text` is the value as text, in which long lists are cut
+    soon after `max_bytes` characters. Both are rounded to `precision` digits if that is given.
 
     Raises:
         TooLarge: lists are nested too deeply.
@@ -130,8 +130,8 @@ def _value(node: ast.expr) -> Any:
 
 @functools.cache
 def _interpreter() -> asteval.Interpreter:
-    """Return an interpreter of asteval that handles only the nodes in the node table, and whose
-    arithmetic checks sizes.
+    """Return an interpreter of asteval that evaluates only the kinds of syntax nodes in `HANDLED`.
+    Its operators and function calls raise TooLarge if a result would be too large.
     """
     interpreter = asteval.Interpreter(
         symtable={**CONSTANTS, **FUNCTIONS},
@@ -201,8 +201,8 @@ def _rounded(value: Any, precision: int | None) -> Any:
 
 
 def _depth(value: Any) -> int:
-    """Return how deeply the lists of a value are nested. This function does not recurse, because
-    the text of the expression determines the depth.
+    """Return how deeply the lists of a value are nested. The function does not recurse, because a
+    very deep value would exceed Python's recursion limit.
     """
     depth = 0
     level = [value]
@@ -442,7 +442,8 @@ def check_nodes(tree: ast.Expression) -> list[ast.AST]:
     """Check every node in the syntax tree of an expression. Return all nodes, because later checks
     need them as well.
 
-    This function does not recurse, because the text of the expression determines the depth.
+    This function does not recurse, because a very deep expression would exceed Python's recursion
+    limit.
 
     Raises:
         Refused: a node is not allowed, a constant is not a number, or the tree is too deep.

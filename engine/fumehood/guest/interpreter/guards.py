@@ -229,8 +229,9 @@ class Guards(Uncopied):
 
     def refused(self, why: str) -> Refused:
         """Return the exception that a guard must raise to refuse an access. The first call creates
-        the exception with the message `why`. Each later call returns the same exception again,
-        because it is reported even if the program has swallowed it.
+        the exception with the message `why`, and stores it in `refusal`. Each later call returns
+        the same exception, because the first refusal is the one that is reported at the end of the
+        run.
         """
         self.refusal = self.refusal or Refused(why)
         return self.refusal

@@ -301,8 +301,9 @@ FINDER = "_find_module_"
 class ModuleFinder:
     """Finds the modules that one program imports. Each module is created at its first import.
 
-    If all modules were created in advance, hundreds of objects would get new references. This would
-    change their memory pages, which would then be copied for every child.
+    Creating all modules in advance would add new references to hundreds of objects whose memory
+    pages the child shares with the zygote. Python counts the references in these pages, so each
+    child would get its own copy of the pages.
     """
 
     def __init__(self, made: Mapping[str, Mapping[str, Any]]) -> None:

@@ -121,7 +121,8 @@ class Refused(BaseException):
 def check(tree: ast.Module) -> list[ast.AST]:
     """Check every node of a program, and return the nodes.
 
-    This function does not recurse, because the program's text determines the depth.
+    This function does not recurse, because a very deep program would exceed Python's recursion
+    limit.
 
     Raises:
         Refused: a node, identifier or import is not allowed, or the program is nested too deeply.

@@ -60,13 +60,15 @@ def run(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def warm_up() -> None:
-    """Run a small program, to touch the memory pages that every program needs."""
+    """Run a small program, to touch the memory pages that every program needs. A child does this
+    before it gets its request, so that no call waits for it.
+    """
     strict_json.dumps(run({"arguments": {"code": _WARM_UP}, "output_bytes": 4096}))
 
 
 def preload() -> None:
-    """Run example programs before the first fork, because libraries fill caches at their first
-    use.
+    """Run example programs in the zygote. Libraries fill caches at their first use, so the children
+    that are forked later share these caches.
     """
     # Python prints a finaliser's exception to standard error, which a sealed child may not use.
     sys.unraisablehook = lambda _: None

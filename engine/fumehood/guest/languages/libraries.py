@@ -26,8 +26,8 @@ Around = Callable[[], AbstractContextManager[object]]
 
 
 class Results(Protocol):
-    """Collects what programs produce with one library, such as figures, and stores it, so that it
-    is sent to the host.
+    """Collects what programs produce with one library, such as figures, and stores these results
+    for the host, to which they are sent later.
     """
 
     notes: list[str]
@@ -37,8 +37,8 @@ class Results(Protocol):
         """Prepare for the next run."""
 
     def take(self) -> None:
-        """Store what the run has produced. Raises MemoryError if the memory is not enough. The
-        message says what needed it.
+        """Store the results of the run. Raises MemoryError if there is not enough memory. The
+        error's message says for which result, such as a figure.
         """
 
 

@@ -112,8 +112,9 @@ def _add_site_names() -> None:
 
 
 def warm_up() -> None:
-    """Run a small program, to touch the memory pages that every program needs. Standard output
-    should be a null device."""
+    """Run a small program, to touch the memory pages that every program needs. Done before a
+    request arrives, so that no call waits for it. Standard output should be a null device.
+    """
     dummy = Program(memory_bytes=0)
     dummy.run(_DUMMY)
     if "pandas" in sys.modules:

@@ -41,9 +41,9 @@ def become_bash(command: str | None, argv: list[str] | None = None) -> NoReturn:
 
 
 def arguments_of_bash(command: str) -> tuple[list[str], tuple[int, ...]]:
-    """Return the arguments with which bash runs `command`, and the descriptors that bash must
-    inherit. A long command is written to an anonymous file, whose descriptor is the only one in the
-    second tuple. Otherwise, that tuple is empty.
+    """Return two values: the arguments with which bash runs `command`, and the descriptors that
+    bash must inherit. A long command is written to an anonymous file, whose descriptor bash must
+    inherit. For a short command, there are no such descriptors.
     """
     if len(command.encode("utf-8")) <= MAX_ARGUMENT_BYTES:
         return ["bash", "-c", "--", command], ()

@@ -83,8 +83,8 @@ class Results:
 
     def _box(self, figure: Any) -> Any:
         """Return the bounding box of everything drawn, including labels outside the figure's area.
-
-        Return None, which means the figure's area, if a picture of the box would be too large.
+        If a picture of this box would be too large, return None, so that only the figure's area is
+        saved.
         """
         figure.draw_without_rendering()  # this places the texts
         box = figure.get_tightbbox().padded(MARGIN_INCHES)
@@ -108,7 +108,7 @@ class Results:
             return
 
         def show(*args: object, **kwargs: object) -> None:
-            """Add all open figures to the answer of this call."""
+            """Save and close all open figures. They become images in the answer to the call."""
             self.take()
 
         pyplot.show = show  # type: ignore[attr-defined]
@@ -147,9 +147,9 @@ Japanese and Korean; Devanagari.
 
 @contextmanager
 def fallback_found_late() -> Iterator[None]:
-    """Inside this context, Matplotlib's font manager must be loaded. When the context is left,
-    change the font manager: if a text's font lacks a character, the fonts in `FALLBACK` are used
-    for it. Matplotlib's settings cannot do this, because styles and seaborn's themes replace
+    """Make Matplotlib use the fonts in `FALLBACK` for characters that a text's own font lacks. For
+    this, the font manager is changed when the context is left, so it must be loaded inside the
+    context. Matplotlib's settings cannot do this, because styles and seaborn's themes replace
     `font.family`.
     """
     yield

@@ -44,8 +44,9 @@ would end the child.
 
 
 def preload(config: dict[str, Any]) -> Callable[[int], None]:
-    """Load the modules that every function needs. Returns a function that runs in each child, with
-    the supervisor's process id as its argument.
+    """Load the modules that every tool's function needs. Return a function that each child must
+    call first, with the supervisor's process id as its argument. That function gives up the child's
+    rights, and then answers requests.
     """
     fumehood = importlib.import_module("fumehood")
     for name in PUBLIC_NAMES:
@@ -90,8 +91,9 @@ class _FunctionProgram:
         self._reports = 0
 
     def run(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Restrict file access to the libraries and the function's import path, then import and
-        call the function. Returns the function's reply.
+        """Restrict file access to the libraries and the function's import path, then import the
+        function that `request` names and call it. Return the reply, which has the function's result
+        or its error.
         """
         wanted = request["arguments"]
         # A pickled function has no import path, and can read only the libraries.

@@ -65,8 +65,9 @@ ZYGOTE_GONE = "the zygote is gone"
 
 @dataclass
 class Run:
-    """A run of a call. If the supervisor has killed the child, `killed_for` is the reason, such as
-    "wall_time". The run is then reported with this ending, whatever else was observed.
+    """One run of a program for a call. If the supervisor has killed the child that runs the
+    program, `killed_for` is the reason, such as "wall_time". The host is then told this reason,
+    whatever else was observed.
     """
 
     id: int
@@ -168,7 +169,9 @@ class SelfTest:
 
 @dataclass(eq=False)
 class Child:
-    """A child process, from the order to the zygote until the kernel reports the child's end."""
+    """A child process that was ordered from the zygote, and whose end the kernel has not yet
+    reported.
+    """
 
     request_fd: int
     reply_fd: int
@@ -663,7 +666,9 @@ class Supervisor:
 
 
 def _count(child: Child, received_bytes: int) -> None:
-    """Count the bytes that a run has sent. Raises FrameTooLarge if they exceed the run's limit."""
+    """Add `received_bytes` to the bytes that the child's run has sent. Raises FrameTooLarge if the
+    sum exceeds the run's limit. Do nothing if the child has no run.
+    """
     if child.run is None:
         return
     child.run.received_bytes += received_bytes

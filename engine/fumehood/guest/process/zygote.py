@@ -96,8 +96,8 @@ def seal(
     later step gives up. The supervisor checks from outside whether the process is sealed, which
     means that it has no rights left. The parameters are those of `run_child`.
 
-    The zygote has already given up its capabilities, environment and directory. `random` reseeds
-    itself after a fork.
+    Some steps are not needed here: the zygote has already given up its capabilities, environment
+    and directory, and the module `random` reseeds itself after a fork.
     """
     os.dup2(0, 2)
     os.closerange(ORDERS_FD, os.sysconf("SC_OPEN_MAX"))
@@ -173,8 +173,9 @@ def run_zygote(orders: socket.socket, config: dict[str, Any]) -> None:
 
 
 def preload(config: dict[str, Any]) -> Callable[[int], None]:
-    """Load the programs of this wall, which the host has named in `config`. Return the function
-    that runs first in each child, with the supervisor's process id as its argument.
+    """Load the programs of this wall, which the host has named in `config`. Return a function that
+    each child must call first, with the supervisor's process id as its argument. That function
+    gives up the child's rights, and then answers requests.
     """
     prepare: Callable[[int], None] = importlib.import_module(config["programs"]).preload(config)
     return prepare

@@ -41,8 +41,8 @@ class End(streams.End):
 
     def on_written(self, run: Run) -> None:
         """Report to the host how many of its bytes were written to the program since the last
-        report, so that it sends as many new bytes. While other bytes still wait, report only a
-        number of at least a quarter of the host's window.
+        report, so that the host sends the same number of new bytes. While other bytes still wait to
+        be written, make no report until the number is at least a quarter of the host's window.
         """
         taken_bytes = self._fed_bytes - min(self._fed_bytes, len(run.request))
         if taken_bytes and (not run.request or taken_bytes >= self._window // 4):

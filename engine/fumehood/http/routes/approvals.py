@@ -70,7 +70,9 @@ RememberedAnswer = Annotated[
 
 
 class ChangesQuery(Value):
-    """The number of changes that the client last received. The default -1 never waits."""
+    """The query of a long poll. `after` is the number of changes that the client last received.
+    With the default -1, the answer is sent without waiting.
+    """
 
     after: int = Field(default=-1, ge=-1)
     wait: float = Field(default=LONGEST_POLL_S, ge=0, le=LONGEST_POLL_S)

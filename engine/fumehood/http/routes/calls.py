@@ -84,7 +84,7 @@ async def run_plainly(
 ) -> Response:
     """Run a call, and return its envelope as one response.
 
-    If `shown` is given, it converts the envelope first.
+    If `shown` is given, the response contains the envelope that `shown` returns for this envelope.
     """
     handle = CallHandle()
     handle.is_delivered_later = True

@@ -133,8 +133,8 @@ async def call_tool(run: ToolRun, server: McpServer) -> Outcome:
 async def _ask(
     server: McpServer, name: str, arguments: JsonObject, request: Request, limits: Limits
 ) -> JsonObject:
-    """Send the call of the tool `name` to the server, and return its result. Raises EngineError if
-    there is none.
+    """Send the call of the tool `name` to the server, and return the call's result. Raises
+    EngineError if there is no result.
     """
     try:
         with anyio.fail_after(limits.wall_s):
@@ -252,8 +252,8 @@ def _file(block: JsonObject, number: int, *, may_be_text: bool) -> JsonObject:
 
 
 def _link(block: JsonObject) -> JsonObject:
-    """Return a link with those fields that the server has sent as texts. The engine never fetches
-    the link.
+    """Convert a link to its fields `uri`, `name`, `mimeType` and `description`. Leave out the
+    fields that the server has not sent as text. The engine never fetches the link.
     """
     keys = ("uri", "name", "mimeType", "description")
     return {key: block[key] for key in keys if isinstance(block.get(key), str)}

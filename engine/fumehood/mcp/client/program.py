@@ -152,8 +152,8 @@ class NetworkedProgram:
             end.close()
 
     def _on_streams(self, connection: Connection) -> None:
-        """Use `connection` for the program's standard input and output. It is the only connection
-        of the stream `STANDARD`.
+        """Use `connection` for the program's standard input and output. This method is called once,
+        because the stream `STANDARD` has only this connection.
         """
         self._streams = connection
         self._are_open.set()
@@ -201,7 +201,9 @@ class _Port:
         self.program.send(StreamFrame(self.kind, FRONT_RUN, body).encode())
 
     def pause(self, *, is_paused: bool) -> None:
-        """Do nothing, because the program has no time limit."""
+        """Do nothing. In other programs, this method pauses the time limit, but the program of an
+        MCP server has no time limit.
+        """
 
     def refuse(self, why: str) -> None:
         """Disconnect the front, which has violated the protocol. The reason `why` is not used."""

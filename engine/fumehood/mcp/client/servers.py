@@ -267,8 +267,8 @@ class McpServer:
             raise NetworkError(f"The MCP server {self.name} ended {when} the call.") from None
 
     def used(self) -> list[Share]:
-        """Return what parts of the engine add to the outcome of the call that has just ended, for
-        example a report on the server's network requests.
+        """Return the additions of the engine's parts to the outcome of the call that has just
+        ended. An example is a report on the server's network requests.
         """
         return self._around.used()
 

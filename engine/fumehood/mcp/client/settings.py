@@ -87,7 +87,7 @@ SETTINGS = {"mcp_servers": Setting(AllMcpServers, {})}
 
 
 def coming(config: KernelConfig) -> list[str]:
-    """Return one prefix for each configured MCP server. The engine's names of the server's tools
-    will begin with this prefix.
+    """Return, for each configured MCP server, the prefix with which the engine's names of the
+    server's tools begin. The tools are registered later.
     """
     return [f"{name}{SEPARATOR}" for name in config.of("mcp_servers", dict) or {}]

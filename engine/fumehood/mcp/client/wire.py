@@ -105,8 +105,8 @@ class Lost(Exception):
 
 @dataclass(slots=True)
 class Request:
-    """One request to a server, until its result has arrived. `attempt` records whether it was
-    sent.
+    """A request to a server, and the future for its result. `attempt` records whether the request
+    was sent.
     """
 
     method: str
@@ -135,9 +135,9 @@ class Wire(ABC):
         self._numbers = 0
 
     async def negotiate(self, *, skip_probe: bool = False) -> None:
-        """Agree with the server on a protocol version, by a handshake if the version has one.
-
-        The version without a handshake is tried first, unless `skip_probe` is True.
+        """Agree with the server on a protocol version. First try `MODERN`, the version that needs
+        no handshake. If the server does not support it, or `skip_probe` is True, do the handshake
+        of older versions.
 
         Raises:
             RpcError, Lost, EngineError, TimeoutError: the server supports neither `MODERN` nor a
@@ -556,12 +556,12 @@ class HttpWire(Wire):
             _retrieve(future)
 
     def _without_result(self, answer: UpstreamAnswer, waiting: Mapping[int, Request]) -> None:
-        """Process the whole body of an HTTP answer in which no result was found while the body
-        arrived. `waiting` maps the request's id to the request. Return if the body contains the
-        result.
+        """Look for the result in the whole body of an HTTP answer, after no result was found while
+        the body arrived. If the result is found, give it to the request. `waiting` maps the id of
+        the request to the request.
 
         Raises:
-            NetworkError, RpcError: the whole body contains no result either.
+            NetworkError, RpcError: the body contains no result.
             _Forgotten: the server does not know the session.
         """
         with contextlib.suppress(ValueError):
@@ -681,8 +681,8 @@ class _Reader:
 
 
 def _header(value: str) -> str:
-    """Return the name of a tool in the form of an HTTP header. *Source*: MCP 2026-07-28, "Standard
-    headers".
+    """Return `value`, the name of a tool, as the value of an HTTP header. If headers cannot contain
+    the name, encode it in base64. *Source*: MCP 2026-07-28, "Standard headers".
     """
     if value and is_header_value(value) and not value.startswith("=?"):
         return value

@@ -403,13 +403,13 @@ class McpServer:
         self, params: JsonObject, name: str, arguments: JsonObject, client: Client,
         exchange: Exchange,
     ) -> JsonObject:  # fmt: skip
-        """Return the result of a call that needed approval. The client repeats its request to get
-        this result. The repeated request contains the `requestState` that the client received,
-        which names the call. The call is not run again.
+        """Return the result of a call that needed approval, in answer to a repeated request. The
+        field `requestState` in `params`, which the client received in answer to its first request,
+        names the call. The call is not run again.
 
-        If the client's user has accepted to look for the approver's decision, wait for this
-        decision and the end of the call. If the call has not ended then, the result says that it
-        still waits.
+        If the client's user has agreed that the server checks for the approver's decision now, wait
+        for the decision (see `_look`) and for the end of the call. If there is still no decision,
+        or the user has not agreed, the result says that the call still waits for approval.
         """
         call_id, _, digest = str(params["requestState"]).partition(".")
         if digest != _digest(name, arguments, client):
@@ -552,8 +552,8 @@ class _Progress:
 
     @asynccontextmanager
     async def sending(self) -> AsyncIterator[None]:
-        """Send the reports of the call as they arrive. When the `async with` block ends, send those
-        that are left.
+        """Send the reports of the call as they arrive. When the `async with` block ends, send the
+        reports that were not sent yet.
         """
         task = asyncio.create_task(self._send_all())
         try:
@@ -713,7 +713,9 @@ def _figures(shown: JsonObject) -> Iterator[JsonObject]:
 
 
 def _links(shown: JsonObject) -> Iterator[JsonObject]:
-    """Yield a resource link for each blob that the result mentions."""
+    """Yield a resource link for each blob that `shown` mentions. `shown` is the data of a call that
+    succeeded, or the error's details of a call that failed.
+    """
     for name in FILE_LISTS:
         for item in _items(shown, name):
             yield from _link(item.get("url"), item.get("filename"), item.get("content_type"))

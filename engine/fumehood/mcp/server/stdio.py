@@ -383,10 +383,11 @@ class Bridge:
         response.read()
 
     def _pass_on(self, response: Response, forwarded: _Forwarded) -> None:
-        """Write each event of a stream to the client as it arrives.
+        """Write each event in the stream `response` to the client as it arrives. `forwarded` is the
+        request that the daemon answers with this stream.
 
         Raises:
-            ConnectionError: none of the events is the response to the forwarded request.
+            ConnectionError: the stream ended without the answer to the request.
         """
         is_answered = False
         for event in response.events():

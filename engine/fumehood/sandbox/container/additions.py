@@ -117,8 +117,8 @@ class Additions:
         return self._locks.get(name, "")
 
     async def find(self, base: Image, name: str) -> Image:
-        """Return the image `name`, which has additions on top of the image `base`. If it does not
-        exist, make it.
+        """Return the image `name`, which consists of the image `base` and additions. If the image
+        does not exist, make it.
 
         Raises:
             InvalidParams: an addition is no longer available.

@@ -154,14 +154,10 @@ class ChannelListener(Protocol):
     """
 
     def on_clean(self) -> None:
-        """Handle that the container is clean again after a run, so that the next run may be
-        sent.
-        """
+        """Called when the container is clean again after a run. The next run may then be sent."""
 
     def on_end(self, why: str) -> None:
-        """Handle that the channel has ended for the reason `why`. This is the last event, and comes
-        once.
-        """
+        """Called once when the channel has ended, after all other events. `why` is the reason."""
 
 
 class Channel(asyncio.Protocol):
@@ -253,7 +249,8 @@ class Channel(asyncio.Protocol):
         is raised.
 
         If `keep` is True, the next run gets the files of this run and, after a Python program, its
-        variables. `isolation` is only noted in the ending.
+        variables. `isolation` says how the container is isolated. It has no effect on the run, and
+        is copied into the ending.
 
         Raises:
             SandboxUnavailable: the guest does not support one of the streams in `sinks`.
@@ -430,8 +427,10 @@ class Channel(asyncio.Protocol):
 
     def keep(self, epoch: int, wait_s: float) -> None:
         """Inform the guest that its container now belongs to a session. If this engine disappears,
-        the guest waits `wait_s` seconds for another engine that takes the session over. `epoch`
-        numbers the engines of a session, so the other engine must have a higher number.
+        the guest waits `wait_s` seconds for another engine that takes the session over.
+
+        `epoch` is the number of this engine among the engines that the session has had. The guest
+        accepts another engine only if that engine has a higher number.
         """
         self._is_kept = True
         self._send(framing.encode({"op": "keep", "epoch": epoch, "wait_s": wait_s}))

@@ -206,8 +206,9 @@ class Container(Channel):
         *,
         keep: bool = False,
     ) -> RunEnding:
-        """Run a program, and return how the run ended, as `Channel.run` does. In addition, find out
-        why a container was lost: if its memory ran out, the ending is `MEMORY`.
+        """Run a program, and return how the run ended. The arguments have the same meaning as in
+        `Channel.run`. If the container is lost during the run, find out why: if its memory ran out,
+        the ending is `MEMORY` instead of `SANDBOX_LOST`.
         """
         if self.is_dead:  # it ended after it was leased
             return RunEnding(EndedBy.SANDBOX_LOST, isolation)
@@ -229,8 +230,8 @@ class Container(Channel):
         return ending
 
     async def until_examined(self) -> None:
-        """Wait until the reason for the container's end is known. The container must not be removed
-        before, because Docker could then no longer report the reason.
+        """Wait until the reason for the container's end is known. Until then, the container must
+        not be removed, because Docker could no longer report the reason.
         """
         await self._examined.wait()
 

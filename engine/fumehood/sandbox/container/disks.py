@@ -133,9 +133,9 @@ class Disks:
         *,
         unless: tuple[type[DockerError], ...] = (),
     ) -> AsyncIterator[None]:
-        """During the block, convert failures of operations on the disk `name` to
-        SandboxUnavailable, and log them. The error is for callers: it states the cause, but no
-        names or paths of the host.
+        """Convert failures of Docker and of the host in the block to SandboxUnavailable, and log
+        them. The SandboxUnavailable is for callers: it states the cause, but contains no names or
+        paths of the host. `name` is the disk's name for the log.
 
         `what` completes the sentence "The disk could not be …", for example "copied". Failures of
         the types in `unless` are raised unchanged.
@@ -333,12 +333,14 @@ class Disks:
 
 
 def _free(device: str, path: Path) -> None:
-    """Detach a loop device from the file `path` of a disk, as soon as the device is no longer
-    mounted. Do nothing if the device now belongs to another file.
+    """Detach the loop device `device` from `path`, the file of a disk. If the device is still
+    mounted, the operating system detaches it once it is unmounted. If the device now belongs to
+    another file, do nothing.
 
-    The check of the file is needed because the operating system may have freed the device when a
-    container ended, and any engine on this host may then have used it for another disk. While this
-    function has the device open, the device cannot be given to another file. *Source*: loop(4).
+    This function checks the device's file because the operating system may have freed the device
+    when a container ended, and any engine on this host may then have used the device for another
+    disk. While this function has the device open, the device cannot be given to another file.
+    *Source*: loop(4).
     """
     try:
         with Path(device).open("rb", buffering=0) as opened:

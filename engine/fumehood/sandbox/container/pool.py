@@ -88,8 +88,8 @@ UNUSED = (State.WARM, State.IDLE)
 
 @dataclass(eq=False, slots=True)
 class PoolEntry:
-    """One container of the pool, with its state and its history. It receives the container's
-    events.
+    """One container of the pool, with its state and its history. This object receives the
+    container's events.
     """
 
     container: Container
@@ -115,11 +115,12 @@ class PoolEntry:
         self, settings: ContainerSettings, now: float, *, once: bool, is_spared: bool = False
     ) -> str | None:
         """Return a clause that says why the container must not be used again, or None if it may be
-        used again.
+        used again. `settings` limit the container's age, uses and idle time, and `now` is the time
+        by the monotonic clock.
 
-        `once` says whether the container was requested for a single call and has served this call.
-        If `is_spared` is True, the time for which the container was idle is ignored. `now` is the
-        time by the monotonic clock.
+        If `once` is True, the container was requested for a single call and has served this call.
+        If `is_spared` is True, the container may be idle for any time, because the pool keeps it
+        ready.
         """
         container = self.container
         reasons = {
@@ -180,10 +181,11 @@ class FairQueue(Generic[W]):
 
     def join(self, request: W) -> bool:
         """Add a request after the other requests of its trust domain, and return True. If too many
-        requests are already waiting, do not add it, and return False.
+        requests are already waiting, do not add the request, and return False.
 
-        A principal may have at most as many requests in the queue as there are free places left. So
-        a principal without requests always finds a place, however many requests others make.
+        A request is not added if its principal already has at least as many requests in the queue
+        as there are free places, or if its trust domain already has a quarter of all places. So no
+        principal can fill the queue alone.
         """
         principal_id = request.domain.principal_id
         domains = self._principals.get(principal_id, OrderedDict())
@@ -282,8 +284,8 @@ class PoolState:
         """Return a container in the state `state` that may serve the request, or None if there is
         none.
 
-        If there are several, return the one that was used last. The others then stay idle and
-        expire.
+        If several containers may serve it, return the container that was used last, so that the
+        others stay idle and expire.
         """
         domain = None if state is State.WARM else request.domain
         if request.fresh and state is not State.WARM:
@@ -296,14 +298,14 @@ class PoolState:
         return max(fitting, key=lambda entry: entry.last_used, default=None)
 
     def dispensable(self, requests: Iterable[PoolRequest], now: float) -> PoolEntry | None:
-        """Return the container to destroy if a new container needs its place. Return None if no
+        """Return the container to destroy if a new container needs its place, or None if no
         container may be destroyed. `requests` are the waiting requests.
 
-        The result is the least recently used container that no call uses. A warm container is
-        chosen only if there is no idle container. An idle container is not chosen in the first
-        `TURN_S` seconds after its trust domain received it, if the same domain waits for a
-        container of the same kind. Otherwise each call of each domain might need a new container,
-        and all calls would wait longer.
+        The result is the least recently used idle container or, if no idle container may be
+        destroyed, the least recently used warm container. An idle container may not be destroyed in
+        the first `TURN_S` seconds after its trust domain received it, if this domain waits for a
+        container of the same kind. Without this protection, each call of each domain might need a
+        new container, and all calls would wait longer.
         """
         wanted = {(request.domain, request.kind) for request in requests if not request.fresh}
         idle = (
@@ -317,7 +319,9 @@ class PoolState:
         )
 
     def counts(self) -> JsonObject:
-        """State → number of containers."""
+        """Return the number of containers in each state, and of containers that are being created
+        (`making`) or removed (`leaving`).
+        """
         states = Counter(entry.state for entry in self.entries.values())
         return {
             **{state.name.lower(): states[state] for state in State},

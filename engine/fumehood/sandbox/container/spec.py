@@ -208,10 +208,10 @@ def guest_config(spec: ContainerSpec) -> JsonObject:
 
 
 def relay_command(epoch: int, command: tuple[str, ...] = GUEST_COMMAND) -> tuple[str, ...]:
-    """Return a command that connects the engine to the guest of a running container. If it is run
-    in the container, it joins its own standard streams to the guest, and the guest treats these
-    streams as those of a new engine with the epoch `epoch`. `command` is the command that starts a
-    guest.
+    """Return a command that connects the engine to the guest of a running container. The command
+    must be run in this container, where it joins its own standard streams to the guest. The guest
+    then treats these streams as those of a new engine, whose takeover of the container has the
+    number `epoch`. `command` is the command that starts a guest.
     """
     config = {"wall": "relay", "import_paths": list(GUEST_IMPORT_PATHS), "epoch": epoch}
     return (*command, json.dumps(config, sort_keys=True))

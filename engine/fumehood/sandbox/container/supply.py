@@ -166,8 +166,8 @@ class ContainerSupply:
     """Finds images, and creates and removes containers.
 
     `required` are the limits that every container must enforce. `in_use` returns the names of the
-    containers that must not be removed as lost. `on_look` is called after each look, which is a
-    query of Docker's state and images.
+    containers that `sweep` must not remove. `on_look` is called after each query of Docker's state
+    and images.
     """
 
     required = frozenset(Limit)
@@ -231,8 +231,8 @@ class ContainerSupply:
 
     @property
     def down(self) -> Trouble | None:
-        """The reason why Docker cannot be used, or None if it can be used. The last request to
-        Docker and the last query of its state determine it.
+        """The reason why Docker cannot be used, or None if it can be used. The reason is a failure
+        of the last request to Docker, or a fault that the last query of Docker's state found.
         """
         return self._docker.failure or self._unfit
 
@@ -317,8 +317,9 @@ class ContainerSupply:
         """Query Docker for its state, its host and the images, and store the results in this
         object.
 
-        Do nothing if a concurrent call of `look` has begun and finished such a query since this
-        method was called, or if the last query timed out less than `REMEMBERED_S` seconds ago.
+        Concurrent calls of `look` share queries: if another call has finished a query that began
+        after this call, do nothing. Also do nothing if the last query timed out less than
+        `REMEMBERED_S` seconds ago.
         """
         came = time.monotonic()
         async with self._turn:

@@ -341,9 +341,9 @@ class ContainerWall(HasImages):
         }
 
     async def with_additions(self, image: str, wanted: Sequence[str], principal_id: str) -> str:
-        """Return the name of the image that adds to `image` what `wanted` names, for example
-        packages. `principal_id` is the principal that requests the additions. The image need not
-        exist yet. Raises the same errors as `Additions.name_for`.
+        """Return the name of the image that consists of `image` and the additions in `wanted`, for
+        example packages. This image need not exist yet. `principal_id` is the principal that
+        requests the additions. Raises the same errors as `Additions.name_for`.
         """
         return await self._additions.name_for(await self._find(image), wanted, principal_id)
 
@@ -441,8 +441,9 @@ class ContainerWall(HasImages):
         return held
 
     def image_of(self, held: HeldContainer) -> str:
-        """Return the name of the image of a session. Also remember its lock, the list of its added
-        packages, again, because the memory for locks is limited and may have dropped it.
+        """Return the name of the image of a session. If packages were added to the image, also
+        remember the session's lock (the list of these packages) again, because the memory for locks
+        is limited and may have dropped this lock.
         """
         if held.lock:
             self.add_lock(held.image, held.lock)
@@ -494,9 +495,9 @@ class ContainerWall(HasImages):
 
     @asynccontextmanager
     async def fork(self, copy: str, session_id: str, home: SessionHome) -> AsyncIterator[str]:
-        """Make the disk of a new session from `copy`, the name of a copy of another session's disk.
-        `session_id` is the id of the new session, and `home` the home of the other session. Yield
-        the name of the new disk. If the block fails, the new disk is removed.
+        """Make the disk of the new session `session_id`, and yield the disk's name. The content of
+        the new disk is copied from `copy`, the name of a copy of another session's disk. `home` is
+        what is stored about that other session. If the block fails, the new disk is removed.
         """
         disk = f"fumehood-{session_id}"
         with self.spared(disk, for_good=True):
@@ -539,8 +540,8 @@ class ContainerWall(HasImages):
             self.start_soon(self._sweep_disks)
 
     def is_disk_gone(self, held: HeldContainer) -> bool:
-        """Return whether the disk of a session no longer exists. If it does not, also end the
-        session's container.
+        """Return True if the session of `held` has a disk according to its record, but this disk no
+        longer exists. In this case, also end the session's container.
         """
         is_gone = held.disk is not None and not self.disks.has(held.disk.volume)
         if is_gone:
@@ -550,8 +551,8 @@ class ContainerWall(HasImages):
     async def see_off_stopped(
         self, name: str, container: Container | None, held: HeldContainer
     ) -> None:
-        """Remove the container `container` of a session that was stopped, and detach the disk of
-        the session. `name` is the name of the container.
+        """Remove the container `name` of a session that was stopped, and detach the session's disk.
+        `container` is the channel to this container, or None if this engine is not connected to it.
         """
         removed = held.removed
         if container is not None:
@@ -1033,12 +1034,13 @@ class HeldContainer:
         return (self.container.processes.running or 0) if self.container is not None else 0
 
     async def processes(self, request: JsonObject) -> JsonObject:
-        """Send a request about the registered background processes to the guest, and return its
-        answer. `request["do"]` names the action. If the session is stopped, the list of processes
-        is empty.
+        """Send a request about the registered background processes to the guest, and return the
+        guest's answer. `request["do"]` names the action. If the session is stopped, the action
+        `list` returns an empty list without a request to the guest.
 
         Raises:
-            SandboxUnavailable: the session is paused, stopped or lost.
+            SandboxUnavailable: the session is paused or lost, or it is stopped and the action is
+                not `list`.
         """
         if self.is_stopped and self.lost is None and request.get("do") == "list":
             return {"processes": []}
@@ -1084,8 +1086,9 @@ class HeldContainer:
         self._has_changed.set()
 
     def on_end(self, why: str) -> None:
-        """Update the session after its container has ended for any reason. If its disk is to be
-        kept, the session is now stopped. Otherwise, the session is lost.
+        """Update the session after its container has ended. If the session has a disk that is to be
+        kept, the session is now stopped. Otherwise, the session is lost. `why` is the reason for
+        the end that the container's channel reported.
         """
         if self.lost is not None:
             return

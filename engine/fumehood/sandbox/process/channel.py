@@ -89,9 +89,10 @@ class GuestProcess(asyncio.Protocol):
         command: Sequence[str],
         make: Callable[[anyio.abc.Process, socket.socket], Self] | None = None,
     ) -> Self:
-        """Start a guest with this command, and wait until the guest has tested itself. Return the
-        object for the guest. It is the result of `make`, which receives the process and a socket,
-        or, if `make` is None, an instance of this class.
+        """Start a guest with this command, wait until the guest has tested itself, and return the
+        object for the guest. If `make` is given, it creates this object from the guest's process
+        and the socket on which the guest hands over pipes. Otherwise, the object is an instance of
+        this class.
 
         Raises:
             GuestFailed: the guest could not be started, has ended, or was not ready within

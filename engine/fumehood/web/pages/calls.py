@@ -189,8 +189,8 @@ def _query_of(view: View, given: dict[str, str]) -> dict[str, Any]:
     """Convert the filters of the page to the arguments of the engine's list of calls. `given` maps
     the name of each filter to its text, which may be empty.
 
-    The form of the filter `q` determines whether its text is an id of a session or trace, a
-    principal, a code or a tool.
+    The filter `q` may contain a session id, a trace id, a principal, a result code or the name of a
+    tool. The form of its text determines which of these it is.
     """
     names = (
         "text", "tool", "agent", "principal", "session", "trace", "since", "until", "cursor",
@@ -228,7 +228,7 @@ def _entries(envelope: Envelope, name: str) -> list[dict[str, Any]]:
 
 
 def _entry(view: View, details: CallDetails, name: str) -> dict[str, Any]:
-    """Return the file or figure of an answer whose number is in the page's address.
+    """Return one file or image of an answer. The page's address contains its number.
 
     `name` is `files` or `images`. Raises Problem if the answer has no entry with this number.
     """

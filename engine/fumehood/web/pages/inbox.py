@@ -155,7 +155,7 @@ async def check_edit(view: View) -> Response:
 
 
 async def ask_to_remember(view: View) -> Response:
-    """Show the form with which a user makes a rule for similar calls from an approval, with a
+    """Show the form with which a user turns an approval into a rule for similar calls, with a
     preview of the rule.
     """
     approval = await view.control.approvals.show(view.path["approval_id"])
@@ -350,8 +350,8 @@ def _mark(approval: Approval) -> str:
 
 
 def _place_of(approval: Approval) -> list[tuple[str, str]]:
-    """Return the facts about where the call runs, its limits and its maximum cost, as names and
-    values.
+    """Return where the call runs, its limits and its maximum cost. Each item is a pair of a name
+    and a value.
     """
     binding = approval.binding
     if not binding:

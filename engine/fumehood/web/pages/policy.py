@@ -73,7 +73,7 @@ async def save(view: View) -> Response:
 
 
 async def forget(view: View) -> Response:
-    """Remove a remembered rule."""
+    """Remove a remembered rule, which a user made from an approval."""
     await view.control.approvals.forget(view.path["rule_id"])
     return view.go("/policy")
 
