@@ -90,8 +90,10 @@ class ToolDetails(Value):
 
 
 class ToolWithSource(ToolDefinition):
-    """A tool definition and its source. `findings` lists the lint rules that the tool breaks; only
-    rules that protect models are included.
+    """A tool definition and its source.
+
+    `findings` lists the lint rules that the tool breaks. It includes only those rules that protect
+    models.
     """
 
     source: str
@@ -273,11 +275,10 @@ class ApprovalList(Value):
 
 
 class ApprovalChanges(Value):
-    """The number of changes to approvals since the engine started, and the number of approvals that
-    wait for a decision.
+    """Counters of approvals. A client compares `changes` with an earlier value to detect changes.
 
-    `changes` grows with every change of any approval. `pending` is the number of approvals that
-    wait for a decision.
+    `changes` is the number of changes of approvals since the engine started. `pending` is the
+    number of approvals that wait for a decision now.
     """
 
     changes: int

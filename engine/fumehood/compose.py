@@ -99,11 +99,11 @@ def compose(
     container: SessionWall | None,
     walls_given: Mapping[str, Wall],
 ) -> Composition:
-    """Create the objects of an engine. The stores of files are not opened yet.
+    """Create the objects of an engine, without opening the stores of files.
 
-    `given` is the engine's database. Each wall in `walls_given` replaces the wall of a part with
-    the same name. If an argument is None, its default is used, such as a new database, the
-    configuration from the environment, or no log.
+    `tools` are the program's own tools, and `given` is the engine's database. Each wall in
+    `walls_given` replaces a part's wall of the same name. If an argument is None, a default is
+    used, for example a new database, the configuration from the environment, or no log.
 
     Raises:
         ConfigError, TypeError, InvalidDefinition, DamagedState, PolicyError, PartError: the first
@@ -335,11 +335,11 @@ class EngineLife:
             )
 
     async def _recover_keys(self) -> None:
-        """For each interrupted call that has an idempotency key, record that the call's answer is
-        lost.
+        """Find the interrupted calls that have an idempotency key, and record that their answers
+        are lost.
 
-        If this cannot be recorded now, the engine detects each lost answer when the call's key is
-        used again.
+        If the record cannot be written, log this. The engine then finds out that an answer is lost
+        when the call's key is used again.
         """
         recover = partial(self._made.services.keys.recover, self._now())
         lost = await self._try("idempotency_keys", recover)

@@ -280,11 +280,11 @@ class KernelConfig(BaseSettings):
 
 
 def _unknown_tables(settings: type[BaseSettings]) -> Iterator[tuple[str, str]]:
-    """Find the environment variables that set a table or a list which `settings` does not have, for
-    example because it belongs to a part that is missing. For each variable, yield the key of the
-    table or list, and the variable's value.
+    """Find the environment variables that set an unknown table or list. For each of them, yield the
+    key of the table or list, and the variable's value.
 
-    The caller validates these pairs as settings, so that the unknown keys are refused.
+    A key is unknown if `settings` has no field of this name, for example because a part is missing.
+    The caller must validate the pairs as settings, which refuses the unknown keys.
     """
     for name, value in os.environ.items():
         beginning, _, path = name.upper().partition(PREFIX)
@@ -295,7 +295,8 @@ def _unknown_tables(settings: type[BaseSettings]) -> Iterator[tuple[str, str]]:
 
 
 def _with_parts() -> type[KernelConfig]:
-    """Return one model with the built-in settings and the settings of all parts.
+    """Create the class of the configuration, which has the built-in settings and the settings of
+    all parts.
 
     Raises:
         PartError: two parts, or a part and the engine itself, have a setting with the same key.

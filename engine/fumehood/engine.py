@@ -259,12 +259,12 @@ class Engine:
         return self._made.calls.run(tool, body, principal, live or CallHandle())
 
     def delivered(self, live: CallHandle) -> None:
-        """Record that the caller has received the answer to a call. `live` is the handle of the
+        """Record that the caller of a call has received the answer. `live` is the handle of the
         call.
 
-        From now on, an identical call counts as a new call, not as a repeat. Only use this method
-        for a streamed call, or for a call whose handle has `is_delivered_later` set. The engine
-        itself records the delivery of other calls.
+        After that, an identical call counts as a new call, not as a repeat. The caller of this
+        method must use it only for a streamed call, or if `live.is_delivered_later` is set. The
+        engine itself records the delivery of all other calls.
         """
         self._made.calls.delivered(live)
 
@@ -478,8 +478,13 @@ class Engine:
         return self._with_standings(table, principal)
 
     async def all_usage(self, query: AllUsageQuery) -> UsageTable:
-        """Return the usage of all principals, or of the principal that `query` names, and all
+        """Return the usage of all principals and the state of all budgets.
+
+        If `query` names a principal, only the usage of this principal is returned, but still all
         budgets.
+
+        Raises:
+            ReadFailed: the state cannot be read.
         """
         query = query.model_copy(update={"session": self.overview.id_of_session(query.session)})
         table = await usage_table(self.database, query, query.principal)

@@ -60,9 +60,11 @@ class Overview:
     def running_call(
         self, call_id: str, principal_id: str | None = None
     ) -> tuple[CallRecord, JsonObject] | None:
-        """Return a running call with the end of its output, and its redacted arguments. Return None
-        if the call is not running, or if `principal_id` is given and the call belongs to another
-        principal.
+        """Return a running call and its redacted arguments. The call includes the last part of its
+        output.
+
+        If `principal_id` is given, only calls of this principal are considered. Return None if no
+        such call is running.
         """
         for one in self._running():
             by = one.request.principal
@@ -85,10 +87,9 @@ class Overview:
         return found[1]
 
     def _running(self) -> list[LiveCall]:
-        """Return the running calls, oldest first. A call that runs after its approval is listed
-        once, even if its caller still waits for it.
-        """
+        """Return the running calls, oldest first, each of them once."""
         found = {one.request.call_id: one for one in self._made.calls.running.values()}
+        # A call that runs after its approval may still be in `found`, while its caller waits.
         for run in self._made.approvals.requests.runs.running.values():
             if run.request is not None:
                 call = LiveCall(run.request, run.handle, run.began_at)
@@ -151,12 +152,15 @@ class Overview:
         return reference
 
     async def end_session(self, session_id: str, by: Principal) -> OwnedSession:
-        """End any principal's session and everything that runs in it. The audit log records the end
-        as an administrative change by the principal `by`.
+        """End a session of any principal and everything that runs in it. Return the ended session.
+
+        `by` is the principal who ends the session. The audit log records the end as an
+        administrative change by this principal. If the session has already ended, nothing is
+        changed or recorded.
 
         Raises:
             ResourceNotFound: the session is unknown.
-            WriteFailed: the change could not be recorded, and the session continues.
+            WriteFailed: the change could not be recorded, so the session was not ended.
         """
         found = self.session(session_id)
         if not found.state.is_over:

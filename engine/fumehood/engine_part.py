@@ -120,11 +120,11 @@ class EnginePart(Subscriber, CallPart):
         return ()
 
     def use_policy(self, values: Mapping[str, Any], tools: Collection[str]) -> None:
-        """Use the values of the policy keys that this part and others add (`Part.policy`).
+        """Receive the values of the policy keys that parts define (`Part.policy`).
 
-        Called when the engine is created, and again whenever the policy changes. `values` contains
-        only the keys that the policy file has, and is empty if there is no policy file. `tools` are
-        the names of the registered tools.
+        Called when the engine is created, and again whenever the policy changes. `values` maps a
+        key to its value. It contains the keys of all parts, as far as the policy file has them.
+        Without a policy file, it is empty. `tools` are the names of the registered tools.
         """
 
     def add_tools(self, registry: ToolIndex, registrations: Registrations) -> None:
@@ -133,12 +133,16 @@ class EnginePart(Subscriber, CallPart):
         """
 
     def walls(self, own: OwnWalls) -> Mapping[str, Wall]:
-        """Return the part's own walls by name. Called once. `own` contains the engine's wall
-        settings and its container wall, from which the part can make its walls.
+        """Return the part's own walls by name. Called once.
 
-        An executor names its wall in its `Placement`. If a part returns a wall named `container`,
-        this wall runs the engine's containers. It may wrap the engine's own wall of this name. A
-        wall that is an asynchronous context manager is open as long as the engine's own walls.
+        `own` contains the engine's wall settings and its container wall, from which the part can
+        make its walls. An executor names its wall in its `Placement`.
+
+        If a part returns a wall named `container`, this wall runs the engine's containers in place
+        of the engine's own wall. It may wrap the engine's own wall.
+
+        If a wall is an asynchronous context manager, the engine opens and closes it together with
+        the engine's own walls.
         """
         return {}
 
@@ -160,9 +164,11 @@ class EnginePart(Subscriber, CallPart):
 
     @asynccontextmanager
     async def around_lasting(self, program: LastingProgram) -> AsyncIterator[Given | None]:
-        """Surround the run of a program that serves many calls: the context is entered before the
-        program starts, and left after it has ended. Yield what this part adds to the run, such as
-        environment variables, or None.
+        """Surround the run of a program that serves many calls. Implementations are asynchronous
+        context managers: they are entered before the program starts, and left after it has ended.
+
+        Yield what this part adds to the run, such as environment variables. Yield None if it adds
+        nothing.
 
         Raises EngineError if the program must not run, or if this part has ended the program.
         """
@@ -200,11 +206,11 @@ class EnginePart(Subscriber, CallPart):
         return None
 
     async def in_new_container(self, access: SessionAccess, container: SessionContainer) -> None:
-        """Prepare a session's new container, before the first program runs in it. Must not raise an
+        """Prepare a session's new container before the first program runs in it. Must not raise an
         exception.
 
-        The session's earlier container has ended, together with everything that ran in it. `access`
-        gives access to the session.
+        The new container replaces an earlier one, which has ended with everything that ran in it.
+        `access` gives access to the session.
         """
 
     async def carry_over(self, source: KeptValues, made: KeptValues) -> None:
@@ -216,22 +222,23 @@ class EnginePart(Subscriber, CallPart):
         """
 
     async def outcomes(self) -> Mapping[str, EngineError | None]:
-        """Finish or undo actions that were interrupted when an earlier process was killed. Return
-        the outcomes of the calls to which the actions belong.
+        """Finish or undo actions that an earlier process did not complete because it was killed.
+        Return the outcomes of the calls to which these actions belong.
 
-        The result maps a call id to None if the call took its full effect, or to the call's error
-        if it had no effect. Called once, in `running`, before any call can start. After that, the
-        engine ends the interrupted calls with these outcomes. The outcome of any other interrupted
-        call is unknown. If the engine ends before `recovered` was called, the next process must
-        return the same outcomes again.
+        The result maps a call's id to its outcome. The outcome is None if the call took its full
+        effect, or the call's error if it had no effect. The engine ends each of these calls with
+        its outcome. If an interrupted call is not in the result, its outcome counts as unknown.
+
+        Called once, after `running` was entered and before any call can start. If the engine ends
+        before it has called `recovered`, the next process must return the same outcomes.
         """
         return {}
 
     async def recovered(self) -> None:
         """Complete what an earlier process has left unfinished.
 
-        Called once, in `running`, after the engine has recovered interrupted calls. The engine
-        counts as started once this method has returned.
+        Called once, after `outcomes`, when the engine has ended the interrupted calls. The engine
+        counts as started only after this method has returned.
         """
 
 
@@ -240,7 +247,7 @@ async def around_lasting(
     program: LastingProgram, parts: Iterable[EnginePart]
 ) -> AsyncIterator[Surroundings]:
     """Enter the `around_lasting` hooks of all parts for a program that serves many calls. Yield
-    what all parts together add to the program's run.
+    what the parts together add to the program's run.
 
     Raises:
         SandboxUnavailable: the program needs a feature that no part provides.

@@ -42,7 +42,8 @@ class EngineParts:
     """All parts of one engine, in a fixed order.
 
     Raises:
-        PartError: a part fails, or the state needs a missing part. The message names the part.
+        PartError: the constructor raises this if a part cannot be created, or if the engine's
+            stored state needs a part that is not installed. The message names the part.
         ConfigError: a setting of a part cannot be used.
     """
 
@@ -93,8 +94,9 @@ class EngineParts:
         its container wall, from which parts can make their walls.
 
         Raises:
-            PartError: a wall cannot be created, has the name of another wall, or does not require a
-                limit that the engine requires of every wall with this name.
+            PartError: a wall cannot be created, or has the name of another wall. Also raised if a
+                wall does not require all limits that walls with its name must enforce
+                (`least_limits`).
             ConfigError: a setting of a part cannot be used.
         """
         found: dict[str, Wall] = {}
@@ -111,8 +113,13 @@ class EngineParts:
         return found
 
     def use_policy(self, registry: ToolIndex, policy: Policy | None) -> None:
-        """Pass all parts the values of those policy keys that parts define, from the policy file.
-        `registry` has the registered tools. `policy` is None if there is no policy file.
+        """Pass the policy's values for the keys of parts to every part.
+
+        A part can define keys of its own for the policy file (`Part.policy`). Each part receives
+        the values of these keys, also of the keys that other parts have defined.
+
+        `registry` has the registered tools. `policy` is None if there is no policy file; the parts
+        then receive no values.
         """
         values = policy.of_parts if policy is not None else {}
         tools = {tool.definition.name for tool in registry}
@@ -123,11 +130,12 @@ class EngineParts:
         """Return the hooks of all parts that run during a call.
 
         Raises:
-            PartError: a part declares a key for policy rules (`Part.excesses`), but no gate (check
-                before a call) tests this key, so that a rule with the key would never match. Also
-                raised for the reasons for which `CallParts.of` raises it.
+            PartError: a part adds a key to policy rules (`Part.excesses`) that no gate (check
+                before a call) tests. Also raised for the reasons for which `CallParts.of` raises
+                it.
         """
         gates = tuple(gate for part in self for gate in part.gates())
+        # A policy rule with a key that no gate tests would never match.
         if missing := self._keys - {gate.key for gate in gates}:
             raise PartError(f"A part adds the key {min(missing)!r} to rules, and no gate has it.")
         return CallParts.of(self, gates, self._kernel.subscribers)

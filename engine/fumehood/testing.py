@@ -214,8 +214,11 @@ class FakeWall:
     def resume(
         self, record: SessionRecord, home: SessionHome, on_lost: Callable[[], None]
     ) -> FakePlace:
-        """Return the fake container that `hold` returned to an earlier engine. If the session is
-        stopped, the container counts as stopped, even if it was lost.
+        """Return the fake container of a session that an earlier engine held. `home` names the
+        container.
+
+        If the session is stopped, the container counts as stopped, even if it was lost. If the
+        container is lost from now on, `on_lost` is called.
         """
         (place,) = (place for place in self.held if place.name == home.container)
         place.epoch, place.on_lost = home.epoch, on_lost
@@ -313,8 +316,8 @@ class FakePlace:
         self.is_paused = self.lost is None and not self.is_stopped
 
     async def stop(self, unless: Callable[[], bool] = lambda: False) -> None:
-        """Stop this container until `until_free` is called. Do nothing if the container is already
-        stopped or `unless()` returns True.
+        """Stop this container. Calling `until_free` later starts it again. If the container is
+        already stopped or `unless()` returns True, do nothing.
         """
         if not self.is_stopped and not unless():
             self.is_stopped, self.is_paused = True, False
@@ -331,8 +334,9 @@ class FakePlace:
         self.disk = copy
 
     async def until_free(self) -> None:
-        """Resume or start the container, without waiting. A container without a disk cannot be
-        started again after it was stopped.
+        """Resume the container if it is paused, or start it if it is stopped. Never waits.
+
+        Raises AssertionError if a stopped container has no disk.
         """
         if self.is_stopped:
             assert self.has_disk, "A container without a disk cannot be started again."

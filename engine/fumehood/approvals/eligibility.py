@@ -19,8 +19,8 @@ from fumehood.policy.model import Decision
 
 
 class Eligibility:
-    """Determines which principals of one engine can approve calls now, and with what authority a
-    stored call's caller acts now.
+    """Determines which principals of one engine can approve calls now. Also determines the current
+    authority of a stored call's caller.
 
     `others` are ids of further principals that can approve, such as the principal for decisions
     that arrive through the webhook.
@@ -102,10 +102,11 @@ class Eligibility:
         )
 
     def _lack(self, approvers: Sequence[str], quorum: int, principal_id: str) -> str | None:
-        """Return a clause that explains why the quorum of a call cannot be reached. Return None if
-        the quorum can be reached.
+        """Return a text that explains why the quorum of a call cannot be reached, or None if it can
+        be reached.
 
-        `approvers` are those that the policy rules name, and `principal_id` is the caller.
+        `approvers` are the names of the approvers in the policy rules. `principal_id` is the
+        caller.
         """
         able = {
             one
@@ -128,8 +129,10 @@ def _votes(quorum: int) -> str:
 
 
 def may_decide(approvers: Sequence[str], principal_id: str) -> bool:
-    """Return whether a principal may decide on a call for which the policy rules name these
-    approvers. If no approvers are named, every principal may decide.
+    """Return whether a principal is among the approvers of a call.
+
+    `approvers` are the names of the approvers in the policy rules. If there are none, the result is
+    True for every principal.
     """
     names = (principal_id, principal_id.removeprefix("approver:"))
     return not approvers or any(name in approvers for name in names)

@@ -89,10 +89,9 @@ class DecisionRecord(Value):
 class Approval(Value):
     """The approval of one call: its state, what the call would do, and the approvers' decisions.
 
-    `version` grows with every visible change, and is used as the `ETag`. For callers, the approvals
-    of their own calls omit `approvers`, `decisions`, `sends` (what the call sends to another
-    service), `binding` (everything that determines what the call will do), and the arguments that
-    the agent's configuration fixes.
+    `version` grows with every visible change, and is used as the `ETag`. The caller of the call
+    receives a shortened approval. It omits `approvers`, `decisions`, `sends`, `binding`, and the
+    arguments that the agent's configuration fixes.
     """
 
     id: str
@@ -157,8 +156,8 @@ class Approval(Value):
 
     @property
     def outlived(self) -> str | None:
-        """What the waiting call needed but has ended: `session`, `program` or `trial`. None if
-        nothing that the call needs has ended.
+        """The thing that the waiting call needed and that has ended: `session`, `program` or
+        `trial`. None if nothing that the call needs has ended.
         """
         return next((one for one in self.changed if one in OUTLIVED), None)
 
@@ -188,14 +187,17 @@ def yes_votes(decisions: Iterable[DecisionRecord], action_digest: str) -> frozen
 
 
 class RememberWish(Value):
-    """An approver's request to allow matching calls without approval from now on.
+    """An approver's request to allow matching calls without approval from now on. The request is
+    stored as a rule that administrators can review.
 
-    The request is stored as a rule that administrators can review. With the scope `session`, the
-    rule holds only in the call's session, so the call must have a session. `arguments` are the
-    names of the arguments that must be equal to the approved ones. If `arguments` is absent or
-    names all of them, a matching call has exactly the approved arguments and no others. If it names
-    only some of them, all other arguments may have any value; this is refused for a dangerous tool.
-    `uses` is the number of calls that the rule allows.
+    With the scope `session`, the rule holds only in the call's session, so the call must have a
+    session. With the scope `until`, it holds until the time `until`. `uses` is the number of calls
+    that the rule allows; None means any number.
+
+    `arguments` names the arguments that must have the approved values in a matching call. If it is
+    None or names all arguments, a matching call has no further arguments. If it names only some,
+    all other arguments may have any value. For a dangerous tool, it must be None or name all
+    arguments. For a program's network request, `method`, `host`, `port` and `path` are enough.
     """
 
     scope: Literal["session", "until"] = "session"
@@ -213,10 +215,10 @@ class RememberWish(Value):
 class NewDecision(Value):
     """An approver's decision on a call.
 
-    If `arguments` are given, they replace the call's arguments. Such an edit approves another
-    action, and is validated like a new call. If the call is denied, the model receives the
-    `reason`. `action_digest` is the digest in the approval, or in the preview of an edit, that the
-    approver saw. If the digest of the action is now different, the decision is refused.
+    If `arguments` are given, they replace the call's arguments, and are validated like those of a
+    new call. `reason` is shown to the model if the call is denied. `action_digest` is the digest of
+    the action that the approver saw. If the call's action now has another digest, the decision is
+    refused.
     """
 
     decision: Literal["approve", "deny"]
@@ -257,8 +259,8 @@ class SeveralDecisions(Value):
 
 
 class Resolution(Value):
-    """A human's decision whether an interrupted call succeeded (`done`) or failed. An interrupted
-    call was running when its engine ended, so the engine does not know its outcome.
+    """A human's finding that an interrupted call succeeded (`done`) or failed (`failed`). An
+    interrupted call was running when its engine ended, so the engine does not know its outcome.
     """
 
     outcome: Literal["done", "failed"]

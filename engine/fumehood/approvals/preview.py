@@ -102,10 +102,10 @@ def changed_fields(before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple
 
 
 def is_same(before: Mapping[str, Any], after: Mapping[str, Any], name: str) -> bool:
-    """Return whether a field has the same value in both documents.
+    """Return whether the field `name` has the same value in two documents. If it is missing in one
+    of them, return False.
 
-    The comparison uses canonical JSON, as the digests of the documents do. Therefore, true differs
-    from 1, but 1.0 equals 1.
+    The values are compared as canonical JSON. Therefore, true differs from 1, but 1.0 equals 1.
     """
     if name not in before or name not in after:
         return False
@@ -115,11 +115,11 @@ def is_same(before: Mapping[str, Any], after: Mapping[str, Any], name: str) -> b
 def definition_digest(
     tool: RegisteredTool, context: JsonObject | None = None, sends: JsonObject | None = None
 ) -> str:
-    """Return a hash of a tool's definition and code, and of `context`, the context that the caller
-    gave for the call.
+    """Return a hash of a tool's definition, its code, and the context of the call.
 
-    The code is the source of the tool's function. If a server runs the tool, the hash covers
-    `sends`, which describes the server, instead of the code.
+    `context` is the context that the caller gave for the call. `sends` is what the call would send
+    to another service (`sends_of`). If a server runs the tool, the hash covers `sends`, which
+    describes the server, instead of code. Otherwise, `sends` is ignored.
     """
     document: JsonObject = {"definition": tool.definition.model_dump(mode="json")}
     if context is not None:
@@ -159,9 +159,9 @@ async def preview(permitted: PermittedCall, plan: Plan, sessions: SessionKeeper)
 def full_reason(decision: Decision, excess: str | None, unusable: Sequence[str]) -> str | None:
     """Return the reason that approvers see for a request, or None if there is nothing to say.
 
-    The reason combines the policy rule's reason, `excess` (a text about the limit that an approval
-    would permit the call to exceed), and the names of `unusable` secrets, which have no usable
-    value.
+    The result combines the reason in `decision`, `excess` and `unusable`. `excess` is a text about
+    the limit that the call would exceed, or None. `unusable` are the names of secrets without a
+    usable value.
     """
     parts = [
         decision.reason,
@@ -193,10 +193,8 @@ def _network(plan: Plan, sends: JsonObject | None) -> str | None:
 
 
 def _source_of_module(address: FunctionAddress) -> str:
-    """Return a hash of the module file from which another process imports the function at this
-    address.
-
-    For a pickled function, return the digest in the address instead.
+    """Return a hash of the module file from which another process imports a function. `address` is
+    the function's address. For a pickled function, return the digest in the address.
     """
     if address.pickled:
         return address.digest
@@ -225,9 +223,8 @@ _OF_RULES = ("rule", "asked_by", "reason", "budget", "policy_version")
 
 
 def with_action(stored: StoredApproval, new: StoredApproval) -> StoredApproval:
-    """Return `stored` with the action of `new`: the new arguments, and everything else that
-    determines what the call would do. Both are approvals of the same call, whose arguments or
-    preview have changed.
+    """Return a copy of `stored` that has the action of `new`: the new arguments, and everything
+    else that determines what the call would do. Both must be approvals of the same call.
     """
     asked = new.request
     request = replace(stored.request, arguments=asked.arguments, expected=asked.expected)

@@ -78,7 +78,7 @@ class RememberedRules:
 
         Raises:
             PermissionDenied: the rule has no use left, or was removed meanwhile.
-            WriteFailed: the use may not have been stored, so the call must not run.
+            WriteFailed: it is not certain that the use is stored. The caller must not run the call.
         """
         used = (
             update(REMEMBERED)
@@ -126,7 +126,8 @@ def wished_rule(
     record: DecisionRecord,
     new_id: Callable[[], str],
 ) -> RememberedRule | None:
-    """Return the remembered rule that a decision is to create, or None if `wish` is None.
+    """Build the remembered rule that an approver requests with a decision. Return None if `wish` is
+    None.
 
     `stored` is the approval, and `record` is the decision. `new_id` returns a new approval id.
 
@@ -152,9 +153,9 @@ def remembered_rule(
     `rule_id` is the id of the new rule, and `by` is the id of the approver's principal.
 
     Raises:
-        InvalidParams: the rule would be limited to a session and the call has none, its end has
-            passed, it names arguments that the call does not have, or it leaves arguments of a
-            dangerous tool open.
+        InvalidParams: the rule's scope is a session but the call has none, or the rule's end has
+        passed. Also raised if the wish names arguments that the call does not have, or would allow
+        other arguments of a dangerous tool.
     """
     approval = stored.approval
     if wish.scope == "session" and approval.session_id is None:
@@ -226,22 +227,24 @@ def _allows(rule: RememberedRule, permitted: PermittedCall, definition: str, now
 
 
 def _with_options(tool: str, definition: str, options: JsonObject) -> str:
-    """Return a hash of a tool's definition (`definition`) and of those options that affect how a
-    call runs.
+    """Return a hash of a tool's definition and of the options that affect how a call runs. If there
+    are no such options, return `definition` unchanged.
 
-    If there are no such options, return `definition` unchanged. For a program's network request,
-    the options include the call that runs the program, so the hash never equals that of another
-    program's request.
+    `definition` is the hash of the tool's definition. For a program's network request, an empty
+    text is used instead.
     """
+    # The definition's hash covers the context of a call. For a program's request, the context is
+    # the call that runs the program, so the hash would never match that of another program's
+    # request.
     definition = definition if tool != NET.definition.name else ""
     given = {name: value for name, value in options.items() if is_deciding(name, value)}
     return digest_of({"definition": definition, "options": given}) if given else definition
 
 
 def _asking(rule: str, asked_by: Sequence[str]) -> str:
-    """Return the ids of the policy rules that require approval (`asked_by`) as one text.
+    """Return the ids of the policy rules that require approval, separated by `, `.
 
-    If there are none, return `rule`, the id of the deciding rule.
+    `asked_by` are these ids. If there are none, return `rule`, the id of the deciding rule.
     """
     return ", ".join(asked_by) or rule
 

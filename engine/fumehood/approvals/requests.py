@@ -99,17 +99,16 @@ class ApprovalRequests:
     def now(self) -> datetime:
         """Return the current time. The returned time never goes back, even if the clock is set
         back.
-
-        Therefore, an expired approval stays expired.
         """
+        # So an expired approval stays expired.
         self._latest = max(self._latest, self._now())
         return self._latest
 
     # -- a call asks, waits, starts and ends ---------------------------------------------
 
     async def count_pending(self) -> None:
-        """Count the waiting calls that the database contains, so that they use up part of the
-        quota. Called when the engine starts.
+        """Count the waiting calls in the database against the quota. The engine calls this once,
+        when it starts.
         """
         for pending in await self.table.pending():
             self._quota.add(*pending)
@@ -137,22 +136,22 @@ class ApprovalRequests:
         self._fetched[call_id] = asyncio.ensure_future(self._store_fetched(call_id))
 
     async def use_decision(self, call_id: str) -> None:
-        """Use up the approval of an `external:` call, which the client runs itself. This must
-        happen before the caller receives the approval.
+        """Use up the approval of an `external:` call, which the client runs itself. The caller must
+        call this before it hands out the approval.
 
         Raises:
             ApprovalExpired: an identical call has already received the approval.
-            WriteFailed: the approval may not have been used up, so the caller must not receive it.
+            WriteFailed: it is not certain that the approval is used up. It must not be handed out.
         """
         if not await self.table.fetched(call_id, is_decision=True):
             raise refusals.used_decision()
 
     async def create(self, stored: StoredApproval, held: Held | None = None) -> str:
-        """Store a call that waits for approval, and return the id of its approval.
+        """Store a call that waits for approval, and return the id of its approval. If the call
+        repeats a stored call, return the approval id of the stored call instead.
 
-        If the call repeats a stored call, return the approval id of the stored call instead. If
-        `held` is given, this action runs after approval instead of the tool. This method must not
-        be cancelled, because its transaction may already be committed.
+        `held` is the action that runs after approval instead of the tool, or None. The caller must
+        not cancel this method.
 
         Raises:
             RateLimited: too many calls are waiting.
@@ -164,6 +163,7 @@ class ApprovalRequests:
             self.held[own_id] = held
         try:
             since = self._repeated_since(stored.approval.tool)
+            # If this were cancelled, the transaction could already be committed.
             approval_id = await self.table.create(stored, since)
         except BaseException:
             self._release(own_id)
@@ -183,11 +183,11 @@ class ApprovalRequests:
         self._untold.discard(call_id)
 
     def is_wanted(self, approval: Approval, *, by_program: bool) -> bool:
-        """Return whether a stored call must continue although one of the callers that wait for it
+        """Return whether a stored call must continue after one of the callers that wait for it
         gives up.
 
-        The call continues if another caller waits for it. If the caller that gives up is a program,
-        the call also continues if any caller has received the id of the approval.
+        The result is True if another caller waits for the call. If a program gives up
+        (`by_program`), the result is also True if any caller has received the id of the approval.
         """
         if self.runs.followers(approval.id):
             return True
@@ -317,13 +317,11 @@ class ApprovalRequests:
             self._fetched.pop(call_id, None)
 
     def _repeated_since(self, tool: str) -> datetime:
-        """Return the time after which a stored call of the tool must have ended so that a repeat of
-        that call still gets the stored answer.
-
-        For an `external:` tool, which the client runs itself, fetching the answer uses up the
-        approval. Therefore, the period is as long as the time within which an approved call must
-        start.
+        """Return a time in the past. If a stored call of `tool` has ended after this time, a repeat
+        of the call receives the stored answer.
         """
+        # Fetching the answer of an `external:` tool uses up the approval. So the answer can be
+        # fetched for as long as an approved call can wait to start.
         settings, is_decision = self.settings, tool.startswith(EXTERNAL)
         kept_s = settings.start_within_seconds if is_decision else settings.repeat_seconds
         return self.now() - timedelta(seconds=kept_s)
@@ -401,7 +399,8 @@ class ApprovedRuns:
     async def stop(self, approval_id: str) -> bool:
         """Cancel a run, and wait at most `STOP_S` seconds for its end.
 
-        Return False if there is no such run, or if the run cannot be cancelled.
+        Return True if the run was cancelled, even if it has not ended in this time. Return False if
+        there is no such run, or if the run cannot be cancelled.
         """
         run = self.running.get(approval_id)
         if run is None or not run.handle.cancel():

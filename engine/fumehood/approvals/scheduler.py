@@ -97,7 +97,8 @@ class ApprovalScheduler:
 
     @asynccontextmanager
     async def running(self, outcomes: Outcomes) -> AsyncIterator[None]:
-        """First, end the calls that a crash interrupted. Then run approved calls during the block.
+        """Run approved calls during the block. Before the block, end the calls that a crash
+        interrupted.
 
         `outcomes` contains the outcomes of those interrupted calls whose outcome is known.
         """
@@ -189,12 +190,11 @@ class ApprovalScheduler:
         return edited(stored, new, is_asked=permitted.decision.verdict is Verdict.ASK)
 
     async def previewed(self, stored: StoredApproval) -> StoredApproval | None:
-        """Return the approval with a new preview, that is, the effect that the waiting call would
-        have now. Nothing is stored.
+        """Return the approval with a new preview of the effect that the waiting call would have
+        now. Nothing is stored.
 
-        Return None if the tool has no preview, if the session is busy, or if more of the call's
-        action has changed than the session's files. In the last case, the call will be refused when
-        it starts.
+        Return None if the tool has no preview, or if the session is missing or busy. Also return
+        None if the call's action has changed in more than the workspace.
 
         Raises:
             EngineError: the preview cannot be computed now.
@@ -209,7 +209,7 @@ class ApprovalScheduler:
         new, effect = await self._asking_now(permitted)
         changed = changed_fields(before, new.approval.binding or {})
         if effect is None or changed not in ((), ("workspace",)):
-            return None
+            return None  # if other fields have changed, the call will be refused when it starts
         return with_action(stored, new)
 
     async def _keep_time(self) -> None:
@@ -226,8 +226,8 @@ class ApprovalScheduler:
                 await requests.new_call.wait()
 
     async def _attend(self, one: Waiting, now: datetime) -> None:
-        """Do what is due for one waiting call: expire it, start it, end it because its session has
-        ended, or warn about its expiry.
+        """Do what is due for one waiting call, if anything: expire it, start it, end it because its
+        session has ended, or warn that it expires soon. `now` is the current time.
         """
         requests, calls = self._requests, self.calls
         session = one.own_session
@@ -285,14 +285,14 @@ class ApprovalScheduler:
             call.close()
 
     async def _interrupt(self, approval_id: str, outcomes: Outcomes = NOT_KNOWN) -> None:
-        """End a call whose start is stored but that is not running. The call ends with its outcome
-        in `outcomes`, or as interrupted if its outcome is not in `outcomes`.
+        """End a call that was started but is not running now. Do nothing if the call was not
+        started, or if its row cannot be read.
 
-        Do nothing if the call was not started, or if its row cannot be read. While the database is
-        unavailable, wait: even if the write of the start seemed to fail, the database may have
-        stored the start.
+        If `outcomes` has the call's outcome, the call ends with it. Otherwise, it ends as
+        interrupted. While the database is unavailable, this method waits.
         """
         try:
+            # Even if the write of the start seemed to fail, the database may have stored it.
             stored = await self._settled(approval_id)
             if stored.approval.state is not ApprovalState.STARTED:
                 return
@@ -307,9 +307,10 @@ class ApprovalScheduler:
             self._requests.log_fault(approval_id, fault)
 
     async def _end_known(self, stored: StoredApproval, error: EngineError | None) -> None:
-        """End an interrupted call whose outcome is known. If `error` is None, the call completed,
-        and only its answer is lost. Otherwise, the call changed nothing, and `error` becomes its
-        answer.
+        """End an interrupted call whose outcome is known.
+
+        If `error` is None, the call completed, and only its answer is lost. Otherwise, the call
+        changed nothing, and `error` becomes its answer.
         """
         note = "Everything was done before the engine ended; only the answer is lost."
         answer = (
@@ -386,18 +387,17 @@ class ApprovalScheduler:
         return await self.calls.asker.new_approval(permitted, plan, services)
 
     async def _use(self, stored: StoredApproval, call: CallContext, plan: Plan) -> None:
-        """Check that the call's action is still the approved action. Then use up the approval.
-
-        The check is needed because the call may have waited long for its place in the sandbox. This
-        method does not compare the workspace, because the executor does so before it changes
-        anything.
+        """Check that the call's action is still the approved action, apart from the workspace. Then
+        use up the approval.
 
         Raises:
             ApprovalExpired: the action differs from the approved action, or the approval is no
-                longer valid.
+            longer valid.
             EngineError: a stage of the pipeline refuses the call now.
-            WriteFailed: the approval was not used up, and nothing may run.
+            WriteFailed: the approval was not used up. The call must not run.
         """
+        # The call may have waited long for its place in the sandbox, so its action may be another
+        # one now. The executor compares the workspace before it changes anything.
         place = await place_of(plan, self._services.sessions)
         again = self.calls.context_of(stored)
         again.holds = call.holds  # their cost must not count twice against the budget

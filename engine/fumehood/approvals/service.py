@@ -109,8 +109,8 @@ class ApprovalService:
         return self._eligibility.shown(stored.approval)
 
     async def of_call(self, call_id: str, principal: Principal) -> Approval | None:
-        """Return the newest approval of the principal's own call, or None. The approval is in the
-        form that its caller may see.
+        """Return the newest approval of the principal's own call, in the form that its caller may
+        see. Return None if the principal has no such call, or if the call needed no approval.
         """
         stored = await self._own_call(call_id, principal)
         return None if stored is None else own_view(stored)
@@ -139,11 +139,10 @@ class ApprovalService:
         self.requests.fetched(call_id)
 
     async def next_change(self, after: int, *, within_s: float = LONGEST_POLL_S) -> int:
-        """Wait until the number of changes differs from `after`, but at most `within_s` seconds.
-        Return the number of changes.
+        """Wait until the number of changes is no longer `after`, but at most `within_s` seconds.
+        Return the number of changes, which equals `after` if nothing has changed in this time.
 
-        The number is 0 when the engine starts, and grows with every change of any approval. If
-        `after` comes from an earlier engine and is greater than the number, return immediately.
+        The number is 0 when the engine starts, and grows with every change of any approval.
         """
         requests = self.requests
         if requests.changes == after:
@@ -176,13 +175,13 @@ class ApprovalService:
         """Approve or deny a call, and return its approval.
 
         `by` is the approver. `channel` names the interface through which the decision was sent,
-        such as `control`. `peer` is the principal id of the Unix user at the other end of the
-        socket, or None; this user may also be the caller of the call. `version` is the version of
-        the approval that the approver saw; None accepts any version.
+        such as `control`. `version` is the version of the approval that the approver saw; None
+        accepts any version. `peer` is the principal id of the Unix user who sent the decision over
+        the socket, or None. If this user made the call, the decision counts as a self-approval.
 
         Raises:
             ResourceNotFound: there is no such approval.
-            PermissionDenied: this approver may not decide on the call.
+            PermissionDenied: this approver is not allowed to decide on the call.
             IdempotencyConflict: the call is already decided, or has changed since `version`.
             ApprovalExpired: the approval has expired.
             InvalidParams: the edit is invalid, or the approval cannot be remembered.
@@ -202,7 +201,8 @@ class ApprovalService:
         """Make several decisions in one transaction, and return the approvals. If one decision is
         refused, none takes effect.
 
-        The arguments and the raised errors are those of `decide`.
+        The parameters are those of `decide`. This method raises the same errors as `decide`, and
+        also raises InvalidParams if `items` has two decisions on one approval.
         """
         if len({one.approval_id for one in items}) != len(items):
             raise InvalidParams("An approval is given twice.", fields=["items"])
@@ -222,12 +222,13 @@ class ApprovalService:
     ) -> Approval:
         """Return the approval as it would be after this approver's edit. Nothing is stored.
 
-        `peer` is the principal id of the Unix user at the other end of the socket, or None. This
-        user may also be the caller of the call.
+        `arguments` would replace the call's arguments. `by` is the approver, and `peer` is the Unix
+        user as in `decide`.
 
         Raises:
             ResourceNotFound, PermissionDenied, IdempotencyConflict, ApprovalExpired, InvalidParams:
-                a decision with this edit would be refused with the same error.
+                `decide`
+            would refuse this edit with the same error.
         """
         stored = await self.requests.table.get(approval_id)
         _require_open(stored.approval)
@@ -242,13 +243,15 @@ class ApprovalService:
     async def resolve(
         self, approval_id: str, resolution: Resolution, by: Principal, *, peer: str | None = None
     ) -> Approval:
-        """Record the outcome of an interrupted call, as determined by the approver `by`, and return
-        the approval.
+        """Record the outcome of an interrupted call, and return its approval.
 
-        `peer` is the principal id of the Unix user at the other end of the socket, or None. This
-        user may also be the caller of the call.
+        `resolution` is the outcome, and `by` is the approver who determined it. `peer` is the Unix
+        user as in `decide`.
 
-        Raises the same errors as `decide`.
+        Raises:
+            ResourceNotFound: there is no such approval.
+            PermissionDenied: this approver is not allowed to decide on the call.
+            IdempotencyConflict: the call is not interrupted.
         """
         stored = await self.requests.table.get(approval_id)
         await self._require_approver(stored.approval, by, peer)
@@ -263,9 +266,9 @@ class ApprovalService:
     ) -> None:
         """Record an attempt to decide without authority in the log and the audit chain.
 
-        `by` is the principal that tried to decide, and `why` is the reason for the refusal. `peer`
-        is the principal id of the Unix user at the other end of the socket, or None. `approval_id`
-        is None if the attempt was a batch of decisions.
+        `approval_id` is None if the attempt was a batch of decisions. `by` is the principal that
+        tried to decide. `peer` is the principal id of the Unix user who sent the decision, or None.
+        `why` is the reason for the refusal.
         """
         about = None if approval_id is None else approval_id[:MAX_NAME_CHARACTERS]
         values = {"approval_id": about, "by": by.id, "peer": peer, "why": why}
@@ -344,8 +347,8 @@ class ApprovalService:
         return stored
 
     async def _get(self, approval_id: str) -> StoredApproval:
-        """Return an approval on which to decide. If the approval does not exist, raise a
-        ResourceNotFound whose message contains the approval id.
+        """Return the approval that is to be decided. Raises ResourceNotFound, with the approval id
+        in the message, if there is no such approval.
         """
         try:
             return await self.requests.table.get(approval_id)
@@ -410,13 +413,14 @@ class ApprovalService:
         return step, None
 
     async def _require_approver(self, approval: Approval, by: Principal, peer: str | None) -> bool:
-        """Check that the principal `by` may decide on a call. Return True if the call is the
-        principal's own, or that of `peer`, the Unix user at the other end of the socket.
+        """Check that the principal `by` is allowed to decide on a call. Return True if the decision
+        would be a self-approval, that is, if `by` or `peer` made the call.
 
-        A refusal is recorded in the audit chain.
+        `peer` is the principal id of the Unix user who sent the decision, or None. A refusal is
+        recorded in the audit chain.
 
         Raises:
-            PermissionDenied: the principal may not decide on the call.
+            PermissionDenied: the principal is not allowed to decide on the call.
         """
         refused = self._refused(approval, by, peer)
         if refused is not None:
@@ -428,12 +432,12 @@ class ApprovalService:
     def _refused(
         self, approval: Approval, by: Principal, peer: str | None
     ) -> tuple[str, PermissionDenied] | None:
-        """Return why the principal `by` may not decide on a call, or None if the principal may
-        decide.
+        """Return why the principal `by` is not allowed to decide on a call. The result is a pair of
+        a text for the audit chain and an error for the principal. Return None if the principal is
+        allowed to decide.
 
-        The result is a pair of a text for the audit chain and an error for the principal. `peer` is
-        the principal id of the Unix user at the other end of the socket, or None. A call of this
-        user counts as the principal's own call.
+        `peer` is the principal id of the Unix user who sent the decision, or None. If this user
+        made the call, it counts as the principal's own call.
         """
         if Scope.APPROVE not in by.scopes:
             return "no scope", refusals.no_scope()

@@ -117,13 +117,12 @@ def approved(
     remember: RememberedRule | None,
     counts: Callable[[str], bool],
 ) -> Step:
-    """Return the step for a decision to approve a call. Once approved, the call must start before
-    `start_by`.
+    """Return the step for a decision to approve a call.
 
-    If `edited` is given, the call is approved in this edited form. `remember` is the remembered
-    rule to create, or None. The step is refused if the approval no longer has `version`; None
-    accepts any version. `counts` returns whether an earlier approval by the principal with a given
-    id still counts.
+    `start_by` is the time before which the approved call must start. `edited` is the approval with
+    edited arguments, or None. `remember` is the remembered rule to create, or None. If `version` is
+    given and the approval has another version, the step is refused. `counts` returns whether
+    earlier approvals by the principal with this id still count.
     """
     details = _details(decision)
     if remember is not None:
@@ -212,11 +211,10 @@ def expiring(now: datetime) -> Step:
 
 
 def previewed(before: Approval, becomes: StoredApproval, now: datetime) -> Step:
-    """Return the step for a waiting call that would now have another effect, and therefore another
-    action.
+    """Return the step that stores a new preview of a waiting call, whose effect has changed.
 
-    `before` is the approval with the earlier action, and `becomes` has the new one. Decisions on
-    the earlier action do not count for the new action.
+    `before` is the approval with the earlier preview, and `becomes` is the approval with the new
+    one. The call then has another action. Decisions on the earlier action do not count for it.
     """
     return Step(TRANSITIONS["update"], "engine", now, digest=before.action_digest, becomes=becomes)
 
@@ -314,8 +312,8 @@ class ApprovalTable:
         """Store a new approval, and return its id. The call's idempotency key now belongs to the
         approval, and no longer to the running call.
 
-        If the call repeats a stored call (see `of_repeat`), store nothing, and return the approval
-        id of the stored call.
+        If the call repeats a stored call, store nothing, and return the approval id of the stored
+        call. `since` has the same meaning as in `of_repeat`.
 
         Raises:
             WriteFailed: nothing was stored.
@@ -342,16 +340,15 @@ class ApprovalTable:
         return await self._database.read(lambda c: _of_repeat(c, repeat_key, since))
 
     async def fetched(self, call_id: str, *, is_decision: bool = False) -> bool:
-        """Record that the caller of a call has received the call's answer, so that an identical
-        call counts as a new call from now on. Return whether this was recorded.
+        """Record that the caller of a call has received the answer. From now on, an identical call
+        counts as a new call.
 
-        Nothing is recorded if the answer was already fetched, or if the call was interrupted and a
-        human must first determine its outcome.
+        `is_decision` matters only for an approved `external:` call, whose answer is an approval
+        that can be used once. If it is True, the approval is used up. If it is False, the caller
+        only looks at the approval, and nothing is recorded.
 
-        The answer to an `external:` call (which the client runs itself) may be an approval that can
-        be used once. If `is_decision` is True, the caller receives the approval for use, and this
-        method uses it up. Otherwise, the caller only looks at the approval, and nothing is
-        recorded.
+        Return False if nothing was recorded. This is also the case if the call has no answer, if
+        the answer was already fetched, or if the call is interrupted.
 
         Raises:
             WriteFailed: the answer was not marked as fetched.
@@ -429,7 +426,7 @@ class ApprovalTable:
         approvals.
 
         Raises:
-            WriteFailed: the remaining approvals stay until the next run.
+            WriteFailed: the database failed; some of these approvals remain.
         """
         before = stamp(now - self._kept)
 
@@ -447,24 +444,22 @@ class ApprovalTable:
         return await self._database.read(lambda c: list(c.execute(ordered).scalars()))
 
     async def maybe_lost(self) -> list[str]:
-        """Return the ids of the waiting approvals whose calls may need data that was only in the
-        memory of an earlier engine.
-
-        These are the approvals of programs' network requests and of all calls in sessions. In fact,
-        a call in a session needs such data only if its approval decides on a trial, but the table
-        does not show for which approvals this is true.
+        """Return the ids of the waiting approvals whose calls may have been lost with an earlier
+        engine. These are the approvals of programs' network requests, and of all calls in sessions.
         """
+        # A call in a session is lost only if its approval decides on a trial, but no column shows
+        # this.
         needs = (APPROVALS.c.tool == NET_TOOL) | APPROVALS.c.session_id.is_not(None)
         waits = APPROVALS.c.state.in_([state.value for state in WAITING])
         ids = select(APPROVALS.c.id).where(waits, needs).order_by(APPROVALS.c.seq)
         return await self._database.read(lambda c: list(c.execute(ids).scalars()))
 
     async def waiting(self, by: datetime) -> tuple[list[Waiting], bool]:
-        """Return the waiting calls that may need attention, oldest first. Also return whether any
-        call is waiting.
+        """Return the waiting calls that may need attention, oldest first, and whether any call is
+        waiting.
 
-        A call may need attention if it expires by the time `by`, has a session, or was approved and
-        has not started.
+        A call may need attention if it expires by the time `by`, if it needs a session of the
+        engine, or if it is approved.
         """
         waits = APPROVALS.c.state.in_([state.value for state in WAITING])
         rows = (
@@ -561,8 +556,8 @@ class ApprovalTable:
 
 
 def _forget(connection: Connection, before: str) -> int:
-    """Delete a batch of the approvals that ended before a time. Return the number of deleted
-    approvals.
+    """Delete a batch of the approvals that ended before the time `before`. Return the number of
+    deleted approvals.
 
     Interrupted calls stay until a human resolves them.
     """
@@ -586,13 +581,11 @@ def _of_repeat(connection: Connection, repeat_key: str, since: datetime) -> tupl
 
 
 def _undecided(to: ApprovalState, tool: str) -> bool:
-    """Return whether a call that enters the state `to` ends without a decision that its caller can
-    use. If so, a repeat of the call requests a new approval.
-
-    Expired and cancelled calls end in this way. So do interrupted calls of an `external:` tool:
-    their answer is the decision itself, and their caller cannot have received the decision.
+    """Return whether the state `to` ends a call of `tool` without a decision that its caller can
+    use. A repeat of such a call requests a new approval.
     """
     if to is ApprovalState.INTERRUPTED:
+        # The answer to an `external:` call is the decision, which its caller cannot have received.
         return tool.startswith(EXTERNAL)
     return to in (ApprovalState.EXPIRED, ApprovalState.CANCELLED)
 
@@ -654,9 +647,10 @@ def _is_repeated(approval: Approval, decision: DecisionRecord) -> bool:
 
 
 def _votes(decisions: Sequence[DecisionRecord], digest: str, step: Step) -> int:
-    """Return the number of approvers who approve the action with this digest. An approver's vote is
-    counted if the approver's newest decision approves the action, and if the approver either makes
-    the step now or still counts according to `step.counts`.
+    """Return the number of approvers whose newest decision approves the action with this digest.
+
+    The approver who makes `step` always counts. Any other approver counts only if `step.counts`
+    returns True for the approver's id.
     """
     return sum(one == step.by or step.counts(one) for one in yes_votes(decisions, digest))
 

@@ -153,9 +153,11 @@ class HumanAsker:
         raise self._waits(stored.approval)
 
     def wait_s(self, wanted: bool | float | None) -> float:
-        """Return how many seconds a call may wait for its approval. `wanted` is the value of the
-        call's option `wait_for_approval`: None or False means not to wait, and True means to wait
-        as long as the settings allow. The settings also limit a number of seconds.
+        """Return how many seconds a call may wait for its approval.
+
+        `wanted` is the call's option `wait_for_approval`: a number of seconds, or None or False for
+        no wait. True means as long as the settings allow. The result never exceeds the maximum in
+        the settings.
         """
         if wanted is None or wanted is False:
             return 0.0
@@ -171,12 +173,12 @@ class HumanAsker:
     async def take_back(
         self, approval_id: str, call: CallContext, services: PipelineServices
     ) -> None:
-        """Cancel a stored call, because a caller that waited for it was cancelled. `call` is the
+        """Cancel a stored call after a caller that waited for it was cancelled. `call` is the
         context of the cancelled caller's call.
 
-        The stored call is not cancelled if it must continue (`ApprovalRequests.is_wanted`) or has
-        already ended. After the decision, it is cancelled only if the cancelled caller had chosen
-        to wait for the approval.
+        Do nothing if the stored call has ended, or if it must continue
+        (`ApprovalRequests.is_wanted`). Also do nothing if it is already decided and `call` did not
+        request to wait (`wait_for_approval`).
         """
         with (
             anyio.move_on_after(TAKE_BACK_S, shield=True),
@@ -284,12 +286,10 @@ class HumanAsker:
         """Return the stored answer for `call`. If `call` repeats the stored call, the answer is
         marked as a replay.
 
-        The answer to most calls can be fetched several times, because the engine runs the call's
-        action only once. The approval of an `external:` call can be fetched only once, because the
-        client runs the action itself and could run it after each fetch.
-
         Raises:
-            ApprovalExpired: the approval of an `external:` call was already fetched.
+            ApprovalExpired: the answer is the approval of an `external:` call, which can be fetched
+                only
+            once and was already fetched.
         """
         first, own = answer.metadata.call_id or "", call.request.call_id
         if (
@@ -297,6 +297,7 @@ class HumanAsker:
             and call.repeat_key is not None
             and call.request.tool.startswith(EXTERNAL)
         ):
+            # The client runs this action itself, and could run it after each fetch.
             await self.requests.use_decision(first)
         else:
             call.handle.on_delivered = partial(self.requests.fetched, first)
@@ -335,9 +336,8 @@ class StoredCalls:
         """Return the request of a stored call, with the authority that its caller has now.
 
         If `arguments` are given, they replace the stored arguments. The request's principal is None
-        if the caller may no longer make calls. The request omits stored options that this engine
-        does not know. A call with such options cannot run: `ApprovalScheduler.permit_again` refuses
-        it.
+        if the caller is no longer allowed to make calls. The request omits stored options that this
+        engine does not know; `ApprovalScheduler.permit_again` refuses such a call.
         """
         approval, request = stored.approval, stored.request
         return CallRequest(

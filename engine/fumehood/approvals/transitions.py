@@ -16,9 +16,8 @@ PENDING, APPROVED, STARTED = ApprovalState.PENDING, ApprovalState.APPROVED, Appr
 
 @dataclass(frozen=True, slots=True)
 class Transition:
-    """One row of the table `TRANSITIONS`, which lists the possible changes of an approval. A change
-    sets a new state, or another property while the state stays the same. `leaves` contains the
-    states in which the change is possible.
+    """One row of the table `TRANSITIONS`: a change that is possible for an approval. `leaves`
+    contains the states in which the change is possible.
     """
 
     name: str

@@ -57,9 +57,9 @@ class Language(StrEnum):
 
 
 class Look(StrEnum):
-    """An additional check of an attack, made from outside the wall. Without any `Look`, an attack
-    is checked only for its duration and for whether it reached the bait (the objects on this host
-    that attacks try to reach).
+    """An additional check of an attack, made from outside the wall. Apart from these checks, the
+    host always checks the attack's duration, and whether the attack reached the bait. The bait
+    consists of objects on this host that attacks try to reach.
     """
 
     PROCESSES = "processes"
@@ -81,8 +81,8 @@ class Look(StrEnum):
 
 
 class Value(Enum):
-    """Placeholders that stand for many expected values. They are used for attacks whose exact value
-    cannot be predicted.
+    """Placeholders for the value that a program must return, for attacks whose exact value cannot
+    be predicted. Each placeholder stands for many values.
     """
 
     ANYTHING = "anything"

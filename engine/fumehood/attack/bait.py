@@ -56,8 +56,8 @@ class Bait:
     of objects on this host that attacks try to reach: a directory, a process, an environment
     variable and listening sockets.
 
-    Enter the context before the walls start, so that a faulty wall would let programs inherit the
-    environment variable.
+    The caller must enter the context before it starts the walls. Otherwise, no program could
+    inherit the environment variable, even through a faulty wall.
     """
 
     def __init__(self) -> None:
@@ -104,12 +104,15 @@ class Bait:
     # -- checks afterwards ---------------------------------------------------------------------
 
     def losses(self, answer: str) -> list[str]:
-        """Return a description of each loss since the last call of this method. Restore the bait if
-        it was changed.
+        """Return a description of each loss since the last call of this method. If the bait was
+        changed, restore it.
 
-        A loss is one of these: an attack changed the bait; `answer`, which is all data that the
-        program returned as text, contains the bait's secret word; a listener of the bait received
-        the knock, a word that every program has but must not be able to deliver.
+        `answer` is all data that the program returned, as text. A loss is one of these:
+
+        * The bait was changed.
+        * `answer` contains the bait's secret word.
+        * A listener of the bait received the knock, a word that programs must not be able to
+          deliver.
         """
         lost = []
         self._settle()
@@ -200,13 +203,13 @@ class Bait:
         self._try_out(listeners)
 
     def _try_out(self, listeners: dict[str, socket.socket]) -> None:
-        """Check that each listener of the bait works: send it the knock, the word for which it
-        listens, from the host itself. Without this check, a broken listener would make a wall seem
-        to hold.
+        """Check that each listener of the bait works, by sending it the knock (the word for which
+        it listens) from this process.
 
         Raises:
             BaitFailed: the word did not arrive at a listener.
         """
+        # A broken listener would make a wall seem to hold.
         for listener in listeners.values():
             with socket.socket(listener.family) as trial:
                 trial.settimeout(KNOCK_PATIENCE_S)

@@ -164,8 +164,10 @@ def _cell(line: Line | None) -> str:
 
 def _show_remarks(card: WallCard) -> None:
     """Print the reason and the remedy for each attack that the wall did not withstand or that was
-    not tried. For each attack that has another result under the wall's container runtime, also
-    print why this is no weakness.
+    not tried.
+
+    Under some container runtimes, an attack ends differently than usual without a weakness of the
+    wall. For each such attack, also print why the difference is no weakness.
     """
     for line in card.attacks:
         if line.verdict is not Verdict.HELD:

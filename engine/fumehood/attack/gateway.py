@@ -31,10 +31,12 @@ from fumehood.sandbox.wall import RunSinks
 
 
 def gateway_target(runtime: str, docker: Docker, find_image: FindImage) -> Target:
-    """Return the gateway as a target. The attacking programs run in containers of one runtime.
+    """Return the gateway as a target. The attacking programs run in containers of the Docker
+    runtime `runtime`.
 
-    The programs' network has two hosts: a service and `localhost`. Programs can reach only the
-    service, because the addresses of `localhost` are not public.
+    The gateway's settings name two hosts: a service on this machine, and `localhost`. Only the
+    service may have an address that is not public. Therefore, the gateway must refuse requests to
+    `localhost`.
     """
     containers = container_target(runtime, docker, find_image)
 
@@ -105,13 +107,16 @@ PART_BYTES = 7
 
 
 class Service(ThreadingHTTPServer):
-    """A service on loopback that programs may read from but not write to.
+    """A service on loopback that programs may read from but not write to. Each write is recorded as
+    a loss for the wall.
 
-    The service answers with the path and the headers of the request. It records each write, which
-    is a loss for the wall. `/?to=URL` redirects, and `/?fill=TEXT` gives a long answer. `/?keep`
-    stores the `Authorization` header of its request, and `/kept` answers with the stored header. If
-    the request to `/kept` has the parameter `part` or a range header, the answer is only this part
-    of the stored header.
+    The service answers with the path and the headers of the request, except in these cases:
+
+    * `/?to=URL` redirects to the URL.
+    * `/?fill=TEXT` gives a long answer.
+    * `/?keep` also stores the request's `Authorization` header.
+    * `/kept` answers with the stored header. If the request has the parameter `part` or a range
+      header, the answer is only the requested part of the stored header.
     """
 
     daemon_threads = True

@@ -57,7 +57,7 @@ known."""
 
 @dataclass
 class Looked:
-    """The results, as text, of the checks that the host makes from outside the wall. `faults`
+    """The results of the checks that the host makes from outside the wall, as text. `faults`
     describes the failed checks, and `seen` the passed checks.
     """
 
@@ -135,12 +135,12 @@ class CannotTry(Exception):
 
 
 async def _say_hello(name: str, standing: Standing) -> None:
-    """Run a harmless program before the attacks, because a wall that refuses every program would
-    seem to hold.
+    """Check that the wall runs a harmless program. Called before the attacks.
 
     Raises:
         CannotTry: the wall is not ready, or the harmless program did not succeed.
     """
+    # A wall that refuses every program would seem to hold.
     wall, language = standing.wall, standing.hello
     status = wall.status
     cure = status.remedy or "Run `fumehood doctor` to see what is missing."

@@ -147,8 +147,8 @@ class Containers:
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """A wall that is ready for attacks, with its guest's process id or its containers, through
-    which the host observes it.
+    """A wall that is ready for attacks. The host observes it through `guest_pid` (a process wall)
+    or `containers` (a container wall).
     """
 
     wall: Wall

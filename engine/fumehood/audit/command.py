@@ -150,10 +150,10 @@ def _verdict(anchor: list[Path], export: Path | None, key: list[Path], *, part: 
 
 
 def _some(anchors: list[Anchor], path: Path) -> list[Anchor]:
-    """Return `anchors`, or end the command if the list is empty, because a check against an empty
-    file would prove nothing.
+    """Return `anchors`. If the list is empty, end the command with an error. `path` is the file
+    from which the anchors were read.
     """
-    if not anchors:
+    if not anchors:  # a check against an empty file would prove nothing
         fail(f"There are no anchors in {path}.", ExitCode.USAGE)
     return anchors
 

@@ -74,9 +74,11 @@ class AuditService:
 
     @asynccontextmanager
     async def anchored(self) -> AsyncIterator[None]:
-        """Anchor the chain (copy the newest row's `mac` out of the database) when the context
-        begins, after each number of rows or seconds that the settings give, and when the context
-        ends.
+        """Anchor the chain while the context lasts: copy the newest row's `mac` out of the
+        database.
+
+        An anchor is made when the context begins and when it ends. Between them, an anchor is made
+        after each number of rows or seconds in the settings.
         """
         if self._state is None:
             yield
@@ -104,11 +106,11 @@ class AuditService:
                 await self.anchor("stop")
 
     async def anchor(self, why: str) -> Anchor | None:
-        """Append a row with the reason `why` to the chain, and copy the row's `mac` to the anchor
-        file. Return this copy, the anchor, even if only the write to the file failed.
+        """Append a row with the reason `why` to the chain, and write an anchor (a copy of the row's
+        `mac`) to the anchor file.
 
-        Return None if the row could not be written, or if the chain is only in memory. Failures are
-        logged.
+        Return the anchor, even if it could not be written to the file. Return None if the row could
+        not be stored, or if the chain is only in memory. Failures are logged.
         """
         if self._state is None:
             return None
@@ -167,10 +169,11 @@ class AuditService:
         return verify(all_rows(connection), keys, anchors, whole=self._chain.kept is None)
 
     async def rotate(self, by: Principal) -> AuditRotation:
-        """Continue the chain under a new key. The old key is kept for verification.
+        """Continue the chain under a new key. The old key is kept for verification. `by` is the
+        principal that requested the change.
 
         Raises:
-            WriteFailed: the new key or its row could not be written, so the old key stays in use.
+            WriteFailed: the new key or its row could not be written. The old key stays in use.
         """
         with anyio.CancelScope(shield=True):
             async with self._lock:
@@ -315,8 +318,9 @@ def verify_state(
     keys: Mapping[str, bytes] | None = None,
     url: str | None = None,
 ) -> Verdict:
-    """Verify the chain in a state directory, or in the database at `url`. By default, the keys in
-    the directory are used.
+    """Verify the chain in the state directory `state`, or in the database at `url` if it is given.
+
+    `keys` maps the id of each key to its secret. If it is None, the keys in the directory are used.
 
     Raises:
         StoreError: the database or the keys cannot be read.

@@ -49,13 +49,16 @@ class Anchor:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One place at which the chain is broken.
+    """One place at which the chain is broken. `problem` is one of these:
 
-    `problem` is `removed` (rows are missing before this row), `cut` (rows are missing at the end),
-    `order` (the row's number is not higher than that of the previous row), `altered` (the row does
-    not follow from the previous row), `anchor` (the row differs from its anchor), `no_key` (the
-    row's key is missing) or `key_changed` (the row's key is not the key that an earlier row
-    announced, or the announcement is invalid).
+    * `removed`: rows are missing before this row.
+    * `cut`: rows are missing at the end.
+    * `order`: the row's number is not higher than that of the previous row.
+    * `altered`: the row does not follow from the previous row.
+    * `anchor`: the row differs from its anchor.
+    * `no_key`: the row's key is missing.
+    * `key_changed`: the row's key is not the key that an earlier row announced, or the announcement
+      is invalid.
     """
 
     seq: int
@@ -92,11 +95,11 @@ def verify(
     *,
     whole: bool = True,
 ) -> Verdict:
-    """Verify the rows of a chain, and return the result. `keys` maps the id of each key to its
-    secret.
+    """Verify the rows of a chain, and return the result.
 
-    If `whole` is True, `rows` must be the whole chain: they begin with row 1 and do not end before
-    the last row that has an anchor. Otherwise, `rows` may be only a part of a chain.
+    `keys` maps the id of each key to its secret. `whole` says that `rows` must be the whole chain:
+    from row 1 at least to the last row that has an anchor. If it is False, `rows` may be a part of
+    a chain.
     """
     walk = _Walk(keys, anchors, whole=whole)
     for row in rows:
@@ -167,10 +170,11 @@ class _Walk:
         )
 
     def _step_over(self, row: AuditRow) -> bool:
-        """Check the number of a row that is not the successor of the last row's number, and report
-        a wrong number. The first row of a part of a chain may have any number.
+        """Check a row whose number does not directly follow the last row's number. Report the gap,
+        or a number that is too low. In a part of a chain, the first row may have any number.
 
-        Return True if verification can continue with this row, False if the row must be skipped.
+        Return True if verification can continue with this row. Return False if the row must be
+        skipped.
         """
         if row.seq <= self._last or row.seq < 1:
             self._find(row.seq, "order", f"row {row.seq} comes after row {self._last}")

@@ -184,8 +184,8 @@ def parse_batch_call(document: Any) -> tuple[str, CallBody]:
 
 
 def parse_own_batch_call(call: Any) -> tuple[str, CallBody]:
-    """Parse one call of a batch that this process made, as strictly as a call that arrives over a
-    socket. Return the tool's name and the call's body.
+    """Parse one call of a batch that this process made. Return the tool's name and the call's body.
+    The call is checked as strictly as one that arrives over a socket.
     """
     # In a list, so that the call is nested as deeply as in a batch.
     return parse_batch_call(as_sent([call], "call")[0])

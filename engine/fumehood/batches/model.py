@@ -23,8 +23,8 @@ class BatchOptions(StrictValue):
 
 
 class RawBatch(StrictValue):
-    """A batch of calls. Each call is parsed only when its turn comes, so that an invalid call does
-    not make the other calls fail.
+    """A batch of calls that are not parsed yet. An invalid call therefore does not make the other
+    calls fail.
     """
 
     calls: list[Any] = Field(min_length=1, max_length=MAX_CALLS)

@@ -51,13 +51,13 @@ class Spending(EnginePart):
         yield BudgetGate(self.budgets, self.kernel.counter, self.kernel.clock.now)
 
     def use_policy(self, values: Mapping[str, Any], tools: Collection[str]) -> None:
-        """Use the budgets in the policy file. `values` is the content of the file, and `tools` are
-        the names of the registered tools.
+        """Use the budgets in the policy file, and log a warning for each budget that covers no
+        registered tool. `values` is the content of the file, and `tools` are the names of the
+        registered tools.
 
         A budget from the engine's configuration stays in use, unless the policy file has a budget
-        with the same name. Log a warning for each budget that covers no registered tool. On the
-        first call of this method, also log a warning for each rate limit that covers no registered
-        tool, and read the budgets' counters from the database.
+        with the same name. The first call of this method also reads the budgets' counters from the
+        database. It also logs a warning for each rate limit that covers no registered tool.
         """
         log = self.kernel.log
         more: tuple[BudgetRule, ...] = values.get("budgets", ())
@@ -88,12 +88,12 @@ class Spending(EnginePart):
     @asynccontextmanager
     async def running(self, made: Composition) -> AsyncIterator[None]:
         """While the engine runs, delete expired counters regularly. When the engine ends, store
-        what has really been spent of each budget. Without this, amounts that were only reserved in
-        the database would also count as spent after a restart.
+        what has really been spent of each budget.
         """
         log, now = self.kernel.log, self.kernel.clock.now
         on_fault = partial(log_fault, log, "state.retention_failed")
         async with AsyncExitStack() as stack:
+            # Otherwise, amounts that were only reserved would count as spent after a restart.
             stack.push_async_callback(self._give_back)
             stack.callback(self.rates.write)
             for prune in (self.budgets.prune, self.rates.prune):
@@ -102,8 +102,7 @@ class Spending(EnginePart):
 
     async def _give_back(self) -> None:
         """Lower the stored marks of all budgets to the spent amounts. A mark is the amount that
-        counts as spent after a restart (`ledger.py`). If the marks cannot be lowered, log the
-        error.
+        counts as spent after a restart. If this fails, log the error.
         """
         try:
             await self.budgets.close()

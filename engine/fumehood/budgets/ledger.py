@@ -96,9 +96,10 @@ class LimitedRule:
         return CounterKey(self.rule.name, subject, period, self.unit)
 
     def counts_by(self, key: CounterKey, day: str) -> bool:
-        """Whether the stored counter with the key `key` still fits this rule on `day`. A counter of
-        an earlier day does not fit a daily budget. A counter also does not fit if the rule's `per`
-        or `period` has changed since the counter was stored.
+        """Whether a stored counter still fits this rule on `day`. `key` is the counter's key.
+
+        A counter of an earlier day does not fit a daily budget. A counter also does not fit if the
+        rule's `per` or `period` has changed since the counter was stored.
         """
         of = key.subject
         spender = Spender(of.principal or "", of.agent, of.session, of.tool or "")
@@ -145,15 +146,15 @@ class Account:
 
     @property
     def is_short(self) -> bool:
-        """Whether the used amount exceeds the mark, the amount up to which calls may use the budget
-        before the engine must write to the database again.
+        """Whether the used amount exceeds the mark. A mark is the amount up to which calls may use
+        the budget before the engine must write to the database again.
         """
         return self.spent + self.held > self.mark
 
     @property
     def is_ahead(self) -> bool:
-        """Whether the mark in the database (the amount that counts as spent after a restart)
-        differs, or may differ, from the amount that is really spent.
+        """False if the mark in the database surely equals the spent amount, otherwise True. A mark
+        is the amount that counts as spent after a restart.
         """
         return self.is_unsure or self.mark != self.spent
 
@@ -196,12 +197,13 @@ class Account:
     @property
     def next_mark(self) -> int:
         """The mark that the next write stores. A mark is the amount up to which calls may use the
-        budget before the engine must write again. After a crash, the whole mark counts as spent.
+        budget before the engine must write again. After a crash, it counts as spent.
 
-        The mark is above the used amount. It is at most the budget's limit, unless more than the
-        limit is already used. The more has been used since the engine's start, the further the mark
-        is above the used amount. So an engine that is killed often loses little of a budget.
+        The mark is never below the used amount. Unless more than the budget's limit is used, the
+        mark is at most the limit. The more has been used since the engine's start, the further the
+        mark is above the used amount.
         """
+        # An engine that is killed often has small marks, so it loses little of a budget.
         limit, since_start = self.rule.limit, self.used - self.began
         ahead = min(limit // BLOCKS, max(limit // STEPS, since_start // 2))
         return max(self.used, min(limit, self.used + ahead))
@@ -258,8 +260,10 @@ class Reservation:
 
     def settle(self, actual: Amounts) -> None:
         """End the reservation: replace the held amount by the actual cost, which may be higher or
-        lower. The requests and bytes in `actual` are ignored, because `take` has already charged
-        them.
+        lower.
+
+        The requests and bytes in `actual` are ignored. They must already have been charged by
+        `take`.
         """
         if self._is_open:
             self._is_open = False
@@ -309,8 +313,8 @@ class Budgets:
         self.load()
 
     def replace(self, rules: Sequence[BudgetRule]) -> None:
-        """Use `rules` instead of the present budget rules. If a new rule has the name of a present
-        one, and limits the same unit, it takes over the spent amount.
+        """Replace the present budget rules by `rules`. If a new rule has the name of a present one
+        and limits the same unit, the spent amount is kept.
         """
         self._rules = tuple(one for rule in rules for one in LimitedRule.all_of(rule))
         self._covering.cache_clear()
@@ -321,10 +325,14 @@ class Budgets:
                 account.rule = rule
 
     def load(self) -> None:
-        """Read the counters from the database when the engine starts. This call blocks, and raises
-        the same errors as the constructor.
+        """Read the counters from the database. This call blocks. It must be called only while the
+        engine starts.
 
-        Everything that an earlier engine reserved counts as spent, because calls may have used it.
+        The amounts that an earlier engine reserved count as spent.
+
+        Raises:
+            ReadFailed: the counters cannot be read.
+            ValueError: a counter in the database is invalid.
         """
         if not self._rules:
             return
@@ -342,12 +350,11 @@ class Budgets:
         return not self._rules
 
     def exceeded(self, spender: Spender, estimate: Amounts) -> Exceeded | None:
-        """Return the budget that has too little left for a call, or None if all have enough.
-        `estimate` is the expected cost of the call.
+        """Return the budget that has too little left for a call, or None if all have enough. If
+        several have too little left, return the one that resets last.
 
-        If several budgets have too little left, return the one that resets last. Only counters in
-        memory are read. If the counter of a session is not in memory, the session counts as having
-        spent nothing.
+        `estimate` is the expected cost of the call. Only counters in memory are read. If a
+        session's counter is not in memory, nothing counts as spent in the session.
         """
         keys = self._keys(spender)
         known = [self._accounts.get(key) or Account(rule, key) for rule, key in keys]
@@ -394,11 +401,11 @@ class Budgets:
         self._lower(accounts)
 
     def cover(self, accounts: Sequence[Account]) -> None:
-        """Raise the marks of those `accounts` whose used amount exceeds the mark, because running
-        programs have used more than was reserved. A mark is the amount that counts as spent after a
-        restart.
+        """Raise the marks of those `accounts` whose used amount exceeds the mark. A mark is the
+        amount that counts as spent after a restart.
 
-        The new marks are written in the background. This method neither waits nor fails.
+        The marks are written to the database in the background. This method neither waits nor
+        fails.
         """
         short = [account for account in accounts if account.is_short]
         if short:
@@ -457,7 +464,7 @@ class Budgets:
         database. Return the number of deleted rows.
 
         Raises:
-            WriteFailed: the database failed. The next run deletes what is left.
+            WriteFailed: the database failed; some expired rows remain.
         """
         if self.is_empty and not self._accounts:
             return 0
@@ -470,9 +477,8 @@ class Budgets:
         return await self._table.prune(now)
 
     async def close(self) -> None:
-        """Lower the marks in the database to the spent amounts. Without this, the whole mark of a
-        budget, which also includes amounts that no call has used, would count as spent after a
-        restart.
+        """Lower the marks in the database to the spent amounts, except those of counters that hold
+        something for running calls. A mark is the amount that counts as spent after a restart.
 
         Raises:
             WriteFailed: the marks could not be lowered.
@@ -528,9 +534,8 @@ class Budgets:
             account.mark = max(account.mark, mark)
 
     def _lower(self, accounts: Iterable[Account]) -> None:
-        """Lower the marks that are far above the used amounts, so that a crash cannot lose much of
-        a budget. A mark is the amount that counts as spent after a restart. The write happens in
-        the background.
+        """Lower those marks that are far above the used amounts. A mark is the amount that counts
+        as spent after a restart. The marks are written to the database in the background.
         """
         ahead = [account for account in accounts if account.is_far_ahead and not account.writing]
         if ahead:
@@ -540,14 +545,12 @@ class Budgets:
             self._table.give_back_soon(rows, self._now())
 
     async def _give_back(self, accounts: Iterable[Account]) -> None:
-        """Lower the marks of `accounts` (the amounts that count as spent after a restart) to the
-        spent amounts, in memory and in the database.
-
-        Marks in memory are lowered before the write begins. So if a call spends something during
-        the write, the engine writes a higher mark after this write, and the higher mark is not
-        overwritten.
+        """Lower the marks of `accounts` to the spent amounts, in memory and in the database. A mark
+        is the amount that counts as spent after a restart.
         """
         rows: list[CounterRow] = []
+        # The marks in memory are lowered first. If a call spends something during the write, the
+        # engine writes a higher mark after this write, and this write cannot overwrite it.
         for account in accounts:
             if account.is_ahead:
                 account.mark, account.is_unsure = account.spent, False
@@ -555,9 +558,11 @@ class Budgets:
         await self._table.give_back(rows, self._now())
 
     def _may_forget(self, account: Account) -> bool:
-        """Whether the counter can be dropped from memory. This requires that the counter holds
-        nothing for running calls. In addition, its day must have ended, or it must belong to a
-        session and be unused since this method last checked it.
+        """Whether a counter can be dropped from memory. It can be dropped if it holds nothing for
+        running calls and one of these is true:
+
+        * The counter's day has ended.
+        * The counter belongs to a session, and was not used since this method last checked it.
         """
         was_used, account.was_used = account.was_used, False
         is_idle_session = account.key.subject.session is not None and not was_used

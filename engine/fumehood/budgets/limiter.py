@@ -69,8 +69,8 @@ class Limit:
     """One rate limit, declared by a tool's definition or by the configuration."""
 
     def __init__(self, rule: RateLimitRule, *, is_of_definition: bool = False) -> None:
-        """`is_of_definition` says that a tool's definition declares the limit. Then all versions of
-        the tool share one count, though each version may have another rate.
+        """`is_of_definition` says that a tool's definition declares the limit. All versions of the
+        tool then share one count, even if they have different rates.
         """
         self.rule = rule
         self.id = f"{DEFINITION}{rule.tool}" if is_of_definition else rule.id
@@ -117,10 +117,8 @@ EVERYBODY = Subject()
 
 
 class Exceeded(NamedTuple):
-    """The limit that prevents a call from starting now, and the delay after which the call may
-    start.
-
-    If several limits prevent the call from starting, `limit` is the limit with the longest delay.
+    """The limit that prevents a call from starting now, and the delay after which the call can
+    start. If several limits prevent this, `limit` is the one with the longest delay.
     """
 
     limit: Limit
@@ -138,8 +136,8 @@ class Exceeded(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class _Waiter:
-    """A call that waits to start. The `number` grows with each arrival, and lower numbers start
-    first. `turn` is set when the call shall check again whether it may start.
+    """A call that waits to start. Of the waiting calls, the one with the lowest `number` starts
+    first. When `turn` is set, the call checks again whether it can start.
     """
 
     number: int
@@ -161,11 +159,11 @@ class _Count:
     waiters: list[_Waiter] = field(default_factory=list)
 
     def allows_at(self, limit: Limit, now_ns: int, *, before: int | None = None) -> int:
-        """Return the time at which one more call may start, in nanoseconds of the monotonic clock.
+        """Return the time at which one more call can start, in nanoseconds of the monotonic clock.
+        The time is at or before `now_ns` if the call can start now.
 
-        The new call starts after all calls that have reserved their start, and after the calls that
-        wait. If `before` is given, only those waiting calls count whose number is lower than
-        `before`.
+        The new call starts after all calls with a reserved start, and after the waiting calls. If
+        `before` is given, waiting calls with this number or a higher one are ignored.
         """
         ahead_ns = self.held_ns
         if self.waiters:
@@ -187,8 +185,8 @@ _Counts = Sequence[tuple[Limit, _Count]]
 
 
 class RateHold:
-    """The starts that are reserved for one call, one in each of its limits, until the call starts.
-    The first call of `take` or `release` ends the reservation; later calls do nothing.
+    """The starts that are reserved for one call, one in each of its limits. The first call of
+    `take` or `release` ends the reservation; later calls do nothing.
     """
 
     __slots__ = ("_counts", "_is_open", "_limits")
@@ -311,11 +309,11 @@ class RateLimits:
         ]
 
     async def prune(self, now: datetime) -> int:
-        """Drop from memory the counts whose whole burst can be used again. Also delete expired rows
-        from the database. Return the number of deleted rows.
+        """Drop those counts from memory whose whole burst can be used again. Also delete expired
+        rows from the database. Return the number of deleted rows.
 
         Raises:
-            WriteFailed: the database failed. The next run deletes what is left.
+            WriteFailed: the database failed; some expired rows remain.
         """
         self._sweep()
         return await self._table.prune(now)
@@ -420,12 +418,13 @@ async def _queue(count: _Count, me: _Waiter, seconds: float) -> None:
 
 
 def _refused(over: Iterable[tuple[int, Limit]], now_ns: int, arrived_ns: int) -> Exceeded | None:
-    """Return the limit that refuses a call, or None if no limit refuses it. If a limit refuses the
-    call, the returned limit is the exceeded limit with the longest delay.
+    """Return None if no limit refuses the call. Otherwise, return the exceeded limit with the
+    longest delay, whether or not this limit refuses the call.
 
-    `over` contains pairs of the time from which a limit lets the call start, and the limit. A limit
-    refuses the call if the time from the call's arrival (`arrived_ns`) to its start would be longer
-    than the limit lets calls wait. All times are in nanoseconds of the monotonic clock.
+    A limit refuses the call if the call would have to wait longer than the limit lets calls wait.
+    The wait is counted from the call's arrival at `arrived_ns`. `over` contains a pair for each
+    limit: the time at which the limit lets the call start, and the limit. All times are in
+    nanoseconds of the monotonic clock.
     """
     late = [one for one in over if one[0] > now_ns]
     if all(at_ns <= arrived_ns + limit.max_wait_ns for at_ns, limit in late):

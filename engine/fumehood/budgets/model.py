@@ -39,12 +39,11 @@ class Amounts:
 
 
 class Subject(NamedTuple):
-    """Identifies a counter of a budget or a rate limit. The fields are the values of the keys by
-    which the limit counts; calls with the same values share a counter.
+    """Identifies a counter of a budget or a rate limit. It has a value for each key by which the
+    limit counts. Calls with the same values share a counter.
 
     A subject with a session also contains the session's principal. If a limit counts by agent or by
-    session, a call without an agent or a session is counted under its principal. So such a call
-    neither escapes the limit nor uses up the amount of another caller.
+    session, calls without an agent or a session are counted under their principal.
     """
 
     principal: str | None = None

@@ -18,10 +18,11 @@ own.
 
 
 class BudgetRule(Value):
-    """One budget. Calls are counted separately for each combination of values of the keys in `per`,
-    such as each agent, and the limits hold for each count. At least one limit must be given.
+    """One budget. At least one limit must be given.
 
-    A call without an agent is covered only if `agents` is empty.
+    `per` contains the keys by which calls are counted. With `agent`, for example, each agent has
+    its own count, and the limits hold for each count. Calls without an agent are covered only if
+    `agents` is empty.
     """
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")

@@ -55,8 +55,11 @@ class CounterKey(NamedTuple):
 
 
 class CounterRow(NamedTuple):
-    """The stored amounts of one counter. `settled` is the amount that calls have used. `reserved`
-    is the counter's mark, that is, an amount up to which calls may have used the counter.
+    """The stored amounts of one counter.
+
+    For a budget, `settled` is the amount that calls have used. `reserved` is the counter's mark,
+    the amount that counts as used after a restart. For a rate limit, `reserved` is the time at
+    which the whole burst can be used again, in Unix nanoseconds, and `settled` is 0.
     """
 
     key: CounterKey
@@ -71,10 +74,11 @@ class CounterTable:
         self._database = database
 
     def load_now(self, *periods: str, sessions: bool = False) -> list[CounterRow]:
-        """Return the counters of these periods: days such as `2026-01-31`, or another value of the
-        column `period`. Include the counters of sessions only if `sessions` is True.
+        """Return the counters of these periods. Include the counters of sessions only if `sessions`
+        is True.
 
-        This call blocks, so use it only while the engine starts.
+        `periods` are values of `CounterKey.period`. This call blocks, so it must be used only while
+        the engine starts.
 
         Raises:
             ReadFailed: the database cannot be read.
@@ -92,19 +96,20 @@ class CounterTable:
         return await self._database.read(lambda connection: _rows(connection, wanted))
 
     async def reserve(self, rows: Sequence[CounterRow], at: datetime) -> None:
-        """Raise the marks in the database: the amounts up to which calls may use each counter, and
-        which count as spent after a restart. Each row's field `reserved` is the new mark. A mark
-        that is already higher stays unchanged. `at` is the current time, from which the rows'
-        expiry is calculated.
+        """Raise the marks in the database to the field `reserved` of each row. A mark is the amount
+        that counts as spent after a restart. A mark that is already higher stays unchanged.
+
+        `at` is the current time, from which the rows' expiry is calculated.
 
         Raises:
-            WriteFailed: the marks may be unchanged, so nothing above the old marks may be used.
+            WriteFailed: it is not certain that the marks are raised. The caller must not let calls
+                use more
+            than the old marks.
         """
         await self._database.write(_writing(_RAISE, rows, at))
 
     def reserve_soon(self, rows: Sequence[CounterRow], at: datetime) -> None:
-        """Raise the marks (the amounts that count as spent after a restart) like `reserve`, but
-        without waiting, because calls have already used the amounts. A failure of the write is
+        """Raise the marks like `reserve`, but do not wait for the write. A failure of the write is
         ignored.
         """
         self._database.write_soon(_writing(_RAISE, rows, at))
@@ -116,13 +121,13 @@ class CounterTable:
         Until this method returns, the caller must not let calls use more than these lower marks.
 
         Raises:
-            WriteFailed: the marks are unchanged.
+            WriteFailed: it is not certain that the marks are lowered.
         """
         await self._database.write(_writing(_PUT, rows, at))
 
     def give_back_soon(self, rows: Sequence[CounterRow], at: datetime) -> None:
-        """Lower the marks (the amounts that count as spent after a restart) like `give_back`, but
-        without waiting. Do not call this while a write of a higher mark is unfinished.
+        """Lower the marks like `give_back`, but do not wait for the write. The caller must not call
+        this while a write of a higher mark is unfinished.
         """
         self._database.write_soon(_writing(_PUT, rows, at))
 
@@ -142,7 +147,7 @@ class CounterTable:
         """Delete expired rows, and return how many were deleted.
 
         Raises:
-            WriteFailed: the database failed. The next run deletes what is left.
+            WriteFailed: the database failed; some expired rows remain.
         """
         over = select(COUNTERS.c.seq).where(COUNTERS.c.until <= stamp(now)).limit(DELETED_AT_ONCE)
 

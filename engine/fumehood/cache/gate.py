@@ -51,12 +51,11 @@ class CacheGate(Gate):
     async def answer(
         self, permitted: PermittedCall, limit_s: Callable[[], float]
     ) -> KnownAnswer | Hold | None:
-        """Return the result of an identical call. If there is none, return a hold, which shares
-        this call's result with identical calls after it has run. Return None if the call does not
-        use the cache.
+        """Return the result of an identical call, or a hold if there is none. Return None if the
+        call does not use the cache.
 
-        If an identical call is running, wait for its result. `limit_s` returns the maximum number
-        of seconds to wait.
+        The hold shares this call's result with identical calls. If an identical call is running,
+        this method waits for its result. `limit_s` returns the maximum number of seconds to wait.
 
         Raises:
             Timeout: the identical call did not end within this call's own time limit.
@@ -119,8 +118,8 @@ def _deciding_arguments(permitted: PermittedCall, chosen: Iterable[str]) -> Json
 
 
 class _Flying(Hold):
-    """The hold of one running call whose answer goes to the cache. It ends the call's flight, on
-    which identical calls wait for the answer.
+    """The hold of one running call whose answer goes to the cache. Identical calls wait until this
+    hold ends the call's flight.
     """
 
     metadata: Mapping[str, Any] = MappingProxyType({"cache": _MISS})

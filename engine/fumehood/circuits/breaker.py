@@ -33,10 +33,11 @@ HEALTHY, FAILING = 0, 1
 
 
 def health_of(error: EngineError | None, *, was_hurried: bool = False) -> int | None:
-    """Return what the end of a request says about the service: HEALTHY, FAILING, or None if the end
-    says nothing about the service. `error` is the error with which the request ended, or None if
-    the request succeeded. `was_hurried` says whether the request had less time than its tool
-    allows.
+    """Return what the end of a request says about the service: HEALTHY or FAILING. Return None if
+    it says nothing about the service.
+
+    `error` is the error with which the request ended, or None if the request succeeded.
+    `was_hurried` says whether the request had less time than its tool allows.
 
     * Timeouts, broken connections and 5xx responses mean FAILING.
     * Any other answer means HEALTHY, even a refusal of the caller's arguments.
@@ -143,11 +144,11 @@ class Circuit:
             )
 
     def leave(self, generation: int, health: int | None) -> None:
-        """End a permit. `health` is the result of `health_of` for the permit's request: HEALTHY,
-        FAILING or None.
+        """End a permit, and count how its request ended.
 
-        `generation` is the number of changes of the circuit's state when the permit was given. If
-        the state has changed since then, the permit has no effect.
+        `health` is the result of `health_of` for the request. If it is None, nothing is counted.
+        `generation` is the circuit's number of state changes at the time when the permit was given.
+        If the state has changed since then, this method does nothing.
 
         Only `Permit` calls this method.
         """
@@ -239,8 +240,8 @@ class Circuits:
         self._circuits: dict[str, Circuit] = {}
 
     def of(self, upstream: str | None) -> Circuit | None:
-        """Return the circuit to the service with the name `upstream`, which `upstream_of` returns
-        for a tool. Return None if `upstream` is None, because the tool calls no service.
+        """Return the circuit to a service, or None if `upstream` is None. `upstream` is the name of
+        the service, or None for a tool that calls no service.
         """
         if upstream is None:
             return None
@@ -261,13 +262,13 @@ class Circuits:
 
 
 class CircuitSettings(Value):
-    """When the circuit breaker of a service opens, that is, suspends the requests to the service,
-    and how it closes again. The settings apply to every service.
+    """The settings of circuit breakers. A circuit breaker opens, that is, suspends the requests to
+    a service, if too many of them fail. The settings apply to every service.
 
-    A circuit opens when, within the last `window_seconds`, at least `min_failures` requests have
-    failed, and the failed requests are at least the fraction `failure_rate` of all requests. After
-    `open_seconds`, the circuit lets `trials` trial requests through. If a trial request fails, the
-    circuit opens again for twice as long, up to `max_open_seconds`.
+    A circuit opens if at least `min_failures` requests have failed within the last
+    `window_seconds`. In addition, they must be at least the fraction `failure_rate` of all requests
+    in this time. After `open_seconds`, the circuit lets `trials` trial requests through. If a trial
+    request fails, the circuit opens again for twice as long, up to `max_open_seconds`.
     """
 
     window_seconds: float = Field(default=60, ge=1, le=3600)

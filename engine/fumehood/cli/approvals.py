@@ -322,9 +322,9 @@ def _holds(rule: RememberedRule) -> bool:
 
 def _looked_at(given: Sequence[str], version: int | None) -> dict[str, int | None]:
     """Parse words of the form `ID[@VERSION]`, which name approvals. Return a dictionary from each
-    id to the version that the user has seen.
+    id to the version that the user has seen, or to None if the user gave none.
 
-    A word without a version gets the version `version` (the option `--version`), which may be None.
+    `version` is the value of the option `--version`. It is used for a word without a version.
     """
     if version is not None and (len(given) > 1 or "@" in given[0]):
         fail("--version takes one approval. For several, use ID@VERSION.", ExitCode.USAGE)
@@ -374,11 +374,11 @@ def _decide(
 
 
 def _require_open(seen: Sequence[Approval], looked_at: Mapping[str, int | None]) -> None:
-    """End the command if the engine would refuse a decision, because an approval is no longer
-    pending or has another version than the user has seen. `looked_at` maps the id of an approval to
-    the version that the user has seen.
+    """End the command if an approval in `seen` is no longer pending, or has another version than
+    the user has seen. The engine would refuse a decision on such an approval.
 
-    This happens before the user is asked for confirmation.
+    `looked_at` maps the id of each approval, in the order of `seen`, to the version that the user
+    has seen. None accepts any version.
     """
     for version, approval in zip(looked_at.values(), seen, strict=True):
         found = f"was already {approval.state}"
@@ -419,8 +419,8 @@ def _followed(client: ControlClient) -> Iterator[Approval]:
     """Yield the approvals whose calls wait or run, oldest first. Then, for ever, yield each
     approval that is new or has changed.
 
-    This function only finds approvals whose call waits or runs, approvals that were in such a state
-    when it last looked, and the newest `PAGE` approvals.
+    Of the approvals whose calls have ended, only two kinds are looked at: the newest `PAGE`
+    approvals, and those whose calls had not ended at the previous look.
     """
     changes = client.approvals.next_change(-1)
     seen: dict[str, Approval] | None = None

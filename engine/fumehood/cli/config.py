@@ -109,9 +109,9 @@ def _masked(path: KeyPath, value: Any) -> Any:
 
 
 def _variable(path: KeyPath) -> str:
-    """Return the name of the environment variable that sets the configuration key at `path`.
-
-    A variable can set the key itself or a whole table that contains the key.
+    """Return the name of the environment variable that sets the configuration key at `path`. The
+    variable can also set a whole table that contains the key. The caller must know that such a
+    variable is set.
     """
     names = {name.upper() for name, value in os.environ.items() if value}
     variables = [variable_of(path[:end]) for end in range(len(path), 0, -1)]

@@ -34,12 +34,11 @@ class ExitCode(IntEnum):
 
 
 def exit_code_of(envelope: Envelope | JsonObject) -> int:
-    """Return the exit code for an answer: 0 for a success, and otherwise the exit code that belongs
-    to the error's code. An error code that only the tool defines gives 1.
+    """Return the exit code for an answer: 0 for a success, otherwise the exit code that belongs to
+    the error's code. If only the tool defines the error code, return 1.
 
-    An error which says that the call needs approval gives the exit code for a waiting call only if
-    the error contains an approval id. Otherwise, the exit code is 1, because there is no approver,
-    and the call does not wait.
+    If the call needs approval, but its error has no approval id, the call does not wait. Return 1
+    in this case, too.
     """
     error = document_of(envelope)["error"]
     if error is None:

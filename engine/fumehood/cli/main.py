@@ -158,9 +158,10 @@ def with_commands(group: typer.Typer, added: Mapping[str, Command]) -> typer.Typ
 
 
 def with_options(command: Callable[..., Any], added: Sequence[Options]) -> Callable[..., Any]:
-    """Return a command that has its own options and those in `added`. Each item of `added` contains
-    options that a part adds, and a function of the part. Before the command runs, each of these
-    functions is called with the values of its options.
+    """Return a command that has the options of `command` and those in `added`.
+
+    Each item of `added` contains options that a part adds, and a function. Before `command` runs,
+    each of these functions is called with the values of its options.
     """
     own = signature(command, eval_str=True).parameters
     functions = [imported(options.function) for options in added]

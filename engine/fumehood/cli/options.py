@@ -180,10 +180,11 @@ def pages(fetch: Callable[..., Any]) -> Iterator[Any]:
 def newest(
     fetch: Callable[..., Any], limit: int, known: str | None = None
 ) -> tuple[list[Any], bool]:
-    """Return the newest calls of a list, and whether the list contains more calls.
+    """Return the newest calls of a list, at most `limit`. Also return whether the list has more
+    calls.
 
-    `fetch` returns pages of calls, newest first. At most `limit` calls are returned. If `known` is
-    given, only calls that are newer than the call with this id are returned.
+    `fetch` returns pages of calls, newest first. If `known` is given, only calls that are newer
+    than the call with this id count.
     """
     found: list[Any] = []
     for page in pages(partial(fetch, limit=min(MAX_PAGE, limit))):
@@ -306,7 +307,7 @@ class _PlainValue:
 
 
 def _is_plain(path: str) -> bool:
-    """Return True if a path does not exist or is readable. Such a path needs no check by typer,
-    which would refuse only an existing path that is not readable.
+    """Return True if a path does not exist or is readable. Any other path must be checked by typer,
+    which refuses paths that exist but are not readable.
     """
     return not os.path.lexists(path) or os.access(path, os.R_OK)

@@ -74,17 +74,16 @@ def calling(
     """Connect to the callers' socket, and yield the client. If the block raises an exception of the
     client, the command ends with a message.
 
-    `is_payload` says that the command writes data to standard output that is not an envelope. A
-    refusal by the engine is then printed as a message on standard error, unless `as_json` is True.
-    If `is_call` is True, the configuration is not checked, because the check takes longer than a
-    call.
+    `is_payload` says that the command writes something other than an envelope to standard output. A
+    refusal by the engine is then printed on standard error, unless `as_json` is True. If `is_call`
+    is True, the configuration file is not checked.
     """
     from fumehood.client import Client
 
     path = find_socket(socket)
     ending = _ending_the_command(as_json=as_json, is_payload=is_payload and not as_json)
     with ending:
-        if socket is None and not is_call:
+        if socket is None and not is_call:  # the check takes longer than a call
             _tell_config_fault(path)
         with Client(path, credential=caller_token(token_file)) as client:
             yield client
@@ -215,7 +214,8 @@ def controlling(
     """Connect to the control socket with a credential from the terminal or standard input. Yield
     the client.
 
-    `scope` is the required scope that messages name. The engine checks it.
+    `scope` is the scope that the command needs. It is only named in messages; the engine checks the
+    credential.
     """
     from fumehood.client import ControlClient
 
@@ -242,13 +242,13 @@ def checked_credential(
 
 
 def _answering_control_socket(socket: Path | None, *, as_json: bool = False) -> Path:
-    """Return the path of the control socket. End the command if no engine listens on it.
-
-    The check happens before the user types a credential.
+    """Return the path of the control socket. End the command if no engine listens on it. `socket`
+    is the path that the user gave, or None.
     """
     from fumehood.client.exchange import require_listener
 
     path = find_socket(socket, control=True)
+    # The user types a credential only after this check.
     with _ending_the_command(as_json=as_json):
         require_listener(path)
         if socket is None:
@@ -362,8 +362,10 @@ def read_socket_path(config: Config, *, control: bool = False) -> Path:
 
 
 def find_socket(given: Path | None = None, *, control: bool = False) -> Path:
-    """Return the path of the control socket if `control` is True, otherwise the path of the
-    callers' socket. If `given` is not None, return this path, otherwise the configured path.
+    """Return the path of the callers' socket or, if `control` is True, of the control socket.
+
+    `given` is the path that the user gave. If it is None, the configured path is returned. The
+    command ends if the path is invalid.
     """
     try:
         if given is not None:

@@ -218,7 +218,7 @@ def _in_a_copy(
     check that `command` is a single word, and return.
 
     `wishes` are the options of the new session. `others` are the values of options that cannot be
-    combined with `--project`; if any of these values is set, this command ends with an error.
+    combined with `--project`. If any of these values is set, this command ends with an error.
     """
     if top is None:
         if len(command) > 1:

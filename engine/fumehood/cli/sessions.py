@@ -51,9 +51,10 @@ SESSION = {"session": SessionId}
 
 
 def reference(session: SessionRecord) -> str:
-    """Return a session's name, or the session's id if it has no name or has ended, because an ended
-    session's name is free again.
+    """Return the name by which a user refers to a session. For a session without a name, and for an
+    ended session, this is the session's id.
     """
+    # The name of an ended session is free again.
     has_ended = session.state is SessionStatus.ENDED
     return session.id if has_ended else session.name or session.id
 
@@ -152,11 +153,13 @@ def new_session(
 def _maker(
     top: Path | None, *, everything: bool
 ) -> Callable[[Client, dict[str, Any]], SessionRecord]:
-    """Return the function that makes a session. If `top` is given, the function also copies this
-    directory into the session; `everything` then says whether to copy files that `.gitignore`
-    excludes.
+    """Return a function that creates a session. The function takes a client and the session's
+    options, and returns the new session.
 
-    End the command if the part that copies directories is missing.
+    If `top` is given, the function also copies the directory `top` into the session. If
+    `everything` is True, it also copies files that `.gitignore` excludes.
+
+    If `top` is given and the part that copies directories is missing, end the command.
     """
     if top is None:
         return lambda client, wishes: client.create_session(**wishes)

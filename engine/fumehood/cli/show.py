@@ -79,7 +79,7 @@ def wants_json(asked: bool) -> bool:
 
 def circuit_words(circuit: CircuitStatus) -> str:
     """Describe the state of a circuit, which suspends calls to a failing service. The text contains
-    the recent failures, and the time until a call is tried again.
+    the number of recent failures, and the time until the next call to the service is allowed.
     """
     wait_ms = circuit.retry_after_ms
     then = f"; next trial in {math.ceil(wait_ms / 1000)} s" if wait_ms else ""
@@ -128,8 +128,11 @@ def as_document(found: Any, _: bool = True) -> None:
 
 
 def as_text(write: Callable[[Any], None]) -> Show:
-    """Return a function that takes an answer and whether the user requested JSON. It prints the
-    answer as JSON if `wants_json` returns True, otherwise with `write`.
+    """Return a function that prints an answer. The function takes the answer, and whether the user
+    requested JSON.
+
+    The function prints JSON if the user requested it, or if standard output is not a terminal.
+    Otherwise, it prints the answer with `write`.
     """
 
     def show(found: Any, as_json: bool) -> None:
@@ -145,8 +148,11 @@ def as_fields(found: Any) -> None:
 
 
 def as_table(*columns: Column) -> Show:
-    """Return a function that takes a list of models and whether the user requested JSON. It prints
-    the list as JSON if `wants_json` returns True, otherwise as a table with these columns.
+    """Return a function that prints a list of models. The function takes the list, and whether the
+    user requested JSON.
+
+    The function prints JSON if the user requested it, or if standard output is not a terminal.
+    Otherwise, it prints a table with these columns.
     """
 
     def write(found: Sequence[Any]) -> None:
@@ -190,8 +196,8 @@ def show_envelope(envelope: Envelope | JsonObject, *, as_json: bool) -> None:
 
 
 def in_options(message: str) -> str:
-    """Rewrite the advice in an engine's message for the command line: name the command line's
-    option, such as `--timeout`, instead of the call option, such as `timeout_seconds`.
+    """Adapt the advice in an engine's message to the command line. Each name of a call option, such
+    as `timeout_seconds`, is replaced by the command line's option, such as `--timeout`.
     """
     return _ADVICE.sub(lambda found: found[1] + OPTIONS[found[2]], message)
 
@@ -343,8 +349,10 @@ def _summary(document: JsonObject) -> str:
 
 
 def _what_ran(document: JsonObject) -> str:
-    """Describe what ran in a call whose answer has no sandbox report. If the answer does not show
-    what ran, the text says that it is unknown whether the call took effect.
+    """Describe what ran in a call whose answer, `document`, has no sandbox report.
+
+    If the answer does not show what ran, the description says that it is unknown whether the call
+    took effect.
     """
     error = document["error"]
     if document["metadata"].get("fallback") is not None:

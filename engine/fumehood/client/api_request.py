@@ -97,11 +97,10 @@ def ask(
 
 
 def ask_for_bytes(path: str, work_s: float = 0.0) -> ApiRequest[None]:
-    """Create a request whose answer is raw bytes, without sending it. `path` is the whole address,
-    and `work_s` is how many seconds the engine may work before it answers.
+    """Create a request whose answer is raw bytes, without sending it.
 
-    The request's `read` function is used only if the engine refuses the request. It then parses the
-    refusal and raises Refused.
+    `path` is the whole address. `work_s` is how many seconds the engine may work before it answers.
+    The request's `read` function takes the body of a refusal, and always raises Refused.
     """
 
     def refused(raw: bytes) -> None:
@@ -148,15 +147,17 @@ def call_body(arguments: JsonObject | None, options: JsonObject) -> JsonObject:
 
 
 def batch_work_s(calls: Sequence[Any], options: JsonObject) -> float:
-    """Return the maximum number of seconds that a batch may take.
+    """Return the maximum number of seconds that a batch may take. `options` are the batch's
+    options.
 
-    This is the batch's timeout plus the maximum time of the longest call. Without a timeout, it is
-    the sum of the maximum times of all calls, because they may run one after another.
+    With a timeout, this is the timeout plus the maximum time of the longest call. Without a
+    timeout, it is the maximum time of the longest call multiplied by the number of calls.
     """
     given = [call.get("options") for call in calls if isinstance(call, dict)]
     longest_s = max((_work_s(o) for o in given if isinstance(o, dict)), default=0.0)
     longest_s = max(longest_s, LONGEST_CALL_S)
     timeout_s = _seconds(options.get("timeout_seconds"))
+    # Without a timeout, the calls may run one after another.
     return len(calls) * longest_s if timeout_s is None else timeout_s + longest_s
 
 
@@ -263,9 +264,8 @@ def data_of(model: type[M]) -> Callable[[bytes], M]:
 
 
 def field_of(name: str, kind: type[T]) -> Callable[[bytes], T]:
-    """Return a function that parses an envelope, and returns the field `name` of its `data`.
-
-    The function returns the field as a value of the type `kind`.
+    """Return a function that takes the bytes of an envelope. It returns the field `name` of the
+    envelope's `data`, as a value of the type `kind`.
     """
 
     def read(raw: bytes) -> T:

@@ -184,8 +184,7 @@ async def splice(
 ) -> None:
     """Pass bytes in both directions until the session's side ends.
 
-    Unless `may_half_close` is True, both directions also end when the caller's side ends, because a
-    browser never closes only one direction.
+    If `may_half_close` is False, stop also when the caller's side ends.
     """
 
     async def up() -> None:
@@ -193,6 +192,7 @@ async def splice(
             async for piece in caller:
                 await session.send(piece)
             await session.send_eof()
+        # A browser never closes only one direction.
         if not may_half_close:
             group.cancel_scope.cancel()
 

@@ -140,11 +140,11 @@ def sends_heading(approval: Approval) -> str:
 
 
 def _recipient(sends: JsonObject) -> ToolKind | None:
-    """Return the kind of tool whose `ToolKind.recipient` is a key of `sends`, or None if there is
-    no such kind.
+    """Return the kind of tool to which a call belongs, according to what the call sends. Return
+    None if no kind is found.
 
-    `sends` describes what a call sends. Under the key `ToolKind.recipient`, a call of this kind of
-    tool names the recipient. Only kinds of tools that parts of the engine add can have such a key.
+    `sends` describes what the call sends. A kind of tool that a part adds can have a key,
+    `ToolKind.recipient`. The first kind whose key is in `sends` is returned.
     """
     if not sends:
         return None
@@ -224,8 +224,10 @@ def argument_name(name: str) -> str:
 
 def context_in(preview: JsonObject | None) -> JsonObject | None:
     """Return the context that the caller of an `external:` tool sent with its request for a
-    decision. This context is stored as the only entry of the approval's `preview`. Return None for
-    any other `preview`.
+    decision.
+
+    `preview` is the `preview` of the call's approval. The context is its only entry. Return None if
+    `preview` has another form.
     """
     context = preview.get("context") if preview is not None and len(preview) == 1 else None
     return context if isinstance(context, dict) else None
@@ -280,9 +282,11 @@ def entries_of(preview: JsonObject, what: str) -> list[JsonObject]:
 
 
 def is_shown(key: str, value: Any) -> bool:
-    """Return True if the functions of this module, such as `preview_in_words`, can describe a
-    preview's field. `key` is the field's key, which they must know, and `value` is the field's
-    value, which must have the expected form.
+    """Return True if the functions of this module, such as `preview_in_words`, can describe a field
+    of a preview.
+
+    `key` is the field's key, and `value` is its value. Return False if the key is unknown, or if
+    the value does not have the expected form.
     """
     if key == "counts":
         return isinstance(value, dict) and _KNOWN_COUNTS.issuperset(value)

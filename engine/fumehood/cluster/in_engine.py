@@ -39,10 +39,10 @@ class Cluster(EnginePart):
         self.wall: ClusterWall | None = None
 
     def walls(self, own: OwnWalls) -> Mapping[str, Wall]:
-        """Return a mapping from `container` to the cluster's wall, which replaces the engine's
-        `own` wall with containers on this machine.
+        """Return the cluster's wall under the key `container`. It replaces `own.container`, the
+        engine's own wall, whose containers run on this machine.
 
-        The mapping is empty if no cluster is configured, or if the engine has no container wall.
+        Return an empty mapping if no cluster is configured, or if the engine has no container wall.
 
         Raises:
             ConfigError: a cluster is configured, but Ray is not installed.

@@ -27,10 +27,11 @@ the same."""
 
 
 class Ticket(NamedTuple):
-    """Identifies the engine that commands a node: the id of the engine's state, and a number.
+    """Identifies an engine to a node that the engine has joined.
 
-    An engine uses a higher number each time it starts, and each time it joins the same node again.
-    Of the tickets with the same id, a node obeys only the one with the highest number.
+    `owner` is the id of the engine's state. `epoch` is a number, which is higher each time the
+    engine starts, and each time it joins the same node again. Of the tickets with the same `owner`,
+    a node obeys only the one with the highest `epoch`.
     """
 
     owner: str
@@ -57,8 +58,8 @@ class NodeFacts(TypedDict):
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """What an engine sends to each node that it joins: the settings for containers, and the
-    sessions and copies of sessions' disks that the node must keep.
+    """What an engine sends to each node that it joins: the settings for containers, and what the
+    node must keep. The node must keep the listed sessions, and the listed copies of disks.
     """
 
     settings: WallSettings

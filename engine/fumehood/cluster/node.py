@@ -81,10 +81,10 @@ events."""
 
 
 class Fenced(SandboxUnavailable):
-    """The node refuses a command, because the engine is not joined with the command's ticket.
+    """The node refuses a command, because the command's ticket is not valid, or no longer valid.
 
-    There are three possible reasons: a newer engine with the same state has joined, the engine has
-    left the node, or the engine was silent for too long.
+    Perhaps a newer engine with the same state has joined, or the engine has left the node. The
+    engine may also have been silent for too long.
     """
 
     def __init__(self) -> None:
@@ -123,10 +123,8 @@ class Events:
         self._come.set()
 
     def close(self, ending: RunEnding) -> None:
-        """Add `ending` as the last event, unless the run already has a last event.
-
-        A run has no last event if its task was cancelled before it started.
-        """
+        """Add `ending` as the last event. If the run already has a last event, do nothing."""
+        # A run whose task was cancelled before it started has no last event yet.
         if not self._is_over:
             self.add("ending", ending)
 
@@ -222,8 +220,8 @@ class _Run:
         self.ports[kind].send(body)
 
     def pause(self, kind: str, is_paused: bool) -> None:
-        """Stop the run's clock if `is_paused` is True, otherwise let the clock continue. `kind` is
-        the kind of the stream that requests this.
+        """If `is_paused` is True, stop the clock of the run. If it is False, let the clock
+        continue. `kind` is the kind of the stream that requests this.
         """
         self.ports[kind].pause(is_paused=is_paused)
 
@@ -399,7 +397,10 @@ class Node:
 
     async def report(self, ticket: Ticket, seen: int) -> NodeReport:
         """Wait until the node's state has changed since the report with the number `seen`, but at
-        most `REPORT_S` seconds. Return the current state.
+        most `REPORT_S` seconds. Then return the current state.
+
+        Raises:
+            Fenced: the engine is no longer joined to the node.
         """
         joined = self._of(ticket)
         joined.heard = time.monotonic()
@@ -721,10 +722,11 @@ class Node:
             await self.in_session(ticket, session_id, "until_gone")
 
     async def resume(self, ticket: Ticket, record: SessionRecord, home: SessionHome) -> HeldState:
-        """Begin to take over the container of an existing session, for example after a restart of
-        the engine or of the node, or of a new fork. Return the container's state.
+        """Begin to take over the container of a session, and return the container's state. The
+        session either existed before a restart of the engine or the node, or is a new fork.
 
-        The container is not used before the takeover is complete.
+        The takeover continues after this method has returned. The container is not used before the
+        takeover is complete.
         """
         joined = self._of(ticket)
         held = joined.wall.resume(record, home, lambda: joined.on_change(record.id))
@@ -758,11 +760,12 @@ class Node:
             held.end(why)
 
     async def copy_disk(self, ticket: Ticket, session_id: str, copy: str, number: int) -> int:
-        """Copy a session's disk, and return the size of the copy in bytes. `copy` is the id of the
-        copy.
+        """Copy a session's disk, and return the size of the copy in bytes. `copy` is the id that
+        the copy gets.
 
-        The copy stays until a later `keep_copies` omits it. `number` is the engine's number for
-        this command; it is higher than the numbers of the engine's earlier commands about copies.
+        The copy is kept until `keep_copies` is called without its id. `number` is the engine's
+        number for this command. The engine gives each command about copies a higher number than the
+        previous one.
         """
         joined, held = self._of(ticket), self._held(ticket, session_id)
         joined.copies.add(copy)
@@ -891,8 +894,11 @@ def _not_yet() -> SandboxUnavailable:
 
 
 def _cut_off(joined: _Joined, order: RunOrder) -> RunEnding:
-    """Return the ending of a run that was stopped before it ended by itself. The reason is that the
-    engine cancelled the run, or that the engine is no longer joined to the node.
+    """Return the ending of a run that was ended from outside. `order` is the order that started the
+    run.
+
+    The ending is `SANDBOX_LOST` if the engine is no longer joined to the node. Otherwise it is
+    `CANCELLED`, because the engine has cancelled the run.
     """
     isolation = "session" if order.session_id else "call"
     if joined.is_over.is_set():

@@ -202,13 +202,14 @@ class Placer:
         )
 
     def _reserve(self) -> int:
-        """Return the number of free slots that this engine leaves to other engines. The number is 0
-        unless this engine uses at least its fair share of the slots.
+        """Return the number of free slots that this engine leaves to other engines.
 
-        The reserve lets an engine with less than its share get a slot. Such an engine learns up to
-        a second late that this engine has freed a slot. Without a reserve, this engine would have
-        used the slot again by then.
+        The number is 0 if this engine uses less than its fair share of the slots, or if its fair
+        share is all of them.
         """
+        # The reserve lets an engine with less than its share get a slot. Such an engine learns up
+        # to a second late that this engine has freed a slot. Without a reserve, this engine would
+        # have used the slot again by then.
         part = round(self._part, 6)  # the sum of many fractions is inexact
         has_more = part < self.slots and self._used >= part
         return self.slots // RESERVED if has_more else 0
@@ -233,10 +234,12 @@ class Placer:
     def _choose(self, request: PlaceRequest) -> PlacedNode | None:
         """Return the node for a request, or None if no node is free.
 
-        The first choice is a node with an idle container, which an earlier call of the request's
-        trust domain used. The second choice is a node with a warm container, which was started in
-        advance for any domain. The third choice is the least loaded node. If other engines use the
-        nodes, the second and third choices are made among a few nodes that are drawn at random.
+        The first choice is a node with an idle container that an earlier call of the same trust
+        domain used. The second choice is a node with a warm container, which was started in advance
+        for any domain. The third choice is the least loaded node.
+
+        If other engines use the nodes, the second and third choices are made among a few random
+        nodes.
         """
         own = None if request.fresh else self._recall(request)
         if own is not None:
@@ -247,22 +250,21 @@ class Placer:
         return self._search(request.kind)
 
     def _draw(self, image: str) -> list[PlacedNode]:
-        """Return up to `DRAWN` random nodes that have the image and a free slot.
-
-        The choice is random because reports of the load by other engines are up to a second old. If
-        a hundred engines always chose the node with the least reported load, they would all choose
-        the same node. *Source*: Mitzenmacher, "How useful is old information?", 2000.
-        """
+        """Return up to `DRAWN` random nodes that have the image and a free slot."""
+        # Random, because reports of the load by other engines are up to a second old. If a hundred
+        # engines always chose the node with the least reported load, they would all choose the same
+        # node. *Source*: Mitzenmacher, "How useful is old information?", 2000.
         heap = self._by_load[image] if self._least_loaded(image) else []
         entries = [self._chance.choice(heap) for _ in range(MAX_COMPARED if heap else 0)]
         return [node for _, number, node in entries if number == node.number][:DRAWN]
 
     def _search(self, kind: Kind) -> PlacedNode | None:
-        """Return the least loaded node with a warm container of this `kind`, which was started in
-        advance. If none of the `MAX_COMPARED` least loaded nodes has such a container, return the
-        least loaded node.
+        """Return the least loaded node that has a warm container of this `kind`. A warm container
+        was started in advance for any trust domain.
 
-        Return None if no node with the image has a free slot.
+        Only the `MAX_COMPARED` least loaded nodes are searched. If none of them has such a
+        container, return the least loaded node. Return None if no node with the image has a free
+        slot.
         """
         seen: list[tuple[float, int, PlacedNode]] = []
         found = None
@@ -285,19 +287,19 @@ class Placer:
             self._remembered -= len(self._idle.pop(next(iter(self._idle))))
 
     def _recall(self, request: PlaceRequest) -> PlacedNode | None:
-        """Return a free node where the request's trust domain has an idle container, or None. The
-        container then no longer counts as idle.
+        """Return a free node that has an idle container of the request's trust domain, or None.
 
-        If a node has no free slot, forget that it has an idle container of the domain. A full node
-        has destroyed the container to make room. A drained node may still have the container, but
-        remembering the container would slow down every later call, and no call needs an idle
-        container.
+        The container then no longer counts as idle. If the search finds a node that is not free,
+        the node's idle container is forgotten.
         """
         key = (request.domain, request.kind)
         nodes, found = self._idle.get(key, []), None
         while nodes and found is None:
             node = nodes.pop()
             self._remembered -= 1
+            # A full node has destroyed the container to make room. A drained node may still have
+            # it, but remembering it would slow down every later call, and no call needs an idle
+            # container.
             found = node if node.free and request.kind.image in node.images else None
         if not nodes:
             self._idle.pop(key, None)

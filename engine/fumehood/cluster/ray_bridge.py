@@ -31,7 +31,8 @@ COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 
 class Bridge:
-    """Serves the engine's requests. A request names one of the public methods.
+    """Carries out the requests that the engine sends to the process that is connected to Ray. Each
+    request names one of the public methods.
 
     The object holds the Ray actor of each node, by the id of the node's machine.
     """
@@ -100,9 +101,10 @@ class Bridge:
         return self._actors[to].write_image.remote(its, transfer, piece), (key, to)
 
     def machines(self) -> Asked:
-        """Start the missing actors of the machines that are nodes. Return an awaitable list of the
-        ids of these machines, and an empty tuple, because no actor serves this request.
+        """Return an awaitable list of the ids of the machines that are nodes, and an empty tuple.
+        While it is awaited, an actor is started on each of these machines that has none.
         """
+        # The tuple is empty, because no actor serves this request.
         return self._machines(), ()
 
     async def _machines(self) -> list[str]:

@@ -298,17 +298,18 @@ def probe(
     allow_unauthenticated: bool,
     on_start: Callable[[Probe], None] = lambda probe: None,
 ) -> tuple[str, bool]:
-    """Return the address of the cluster's head, and whether the cluster requires a token.
+    """Check that the engine may use a cluster. Return the address of the cluster's head, and
+    whether the cluster requires a token.
 
-    If the cluster requires a token, this function has checked that it accepts this machine's token.
+    A cluster that requires a token must accept the token of this machine. A cluster that requires
+    none may be used only in two cases: `allow_unauthenticated` is True, or no other machine can
+    reach the cluster's head.
+
     The checks run in separate processes. `on_start` receives each process when it starts.
 
     Raises:
-        SandboxUnavailable: the cluster cannot be reached, this machine lacks the cluster's token,
-            or the cluster requires no token and must therefore not be used. A cluster without a
-            token may be used only if `allow_unauthenticated` is True, or if no other machine can
-            reach the cluster's head. The error's first sentence states the cause, and its second
-            sentence the remedy.
+        SandboxUnavailable: the cluster cannot be reached, or must not be used. The error's first
+            sentence states the cause, and its second sentence the remedy.
     """
     found, asks = _probed(address, mode="disabled", on_start=on_start)
     if asks and not has_token():
@@ -349,16 +350,16 @@ except AuthenticationError:
 def _probed(
     address: str, *, mode: str, on_start: Callable[[Probe], None] = lambda probe: None
 ) -> tuple[str, bool]:
-    """Return the address of the cluster's head, and whether the head refuses a client that uses
-    Ray's authentication mode `mode`.
+    """Try to connect to a cluster with Ray's authentication mode `mode`. Return the address of the
+    cluster's head, and True if the head refuses the connection.
 
-    The client is a separate process, because Ray reads the mode only once in each process.
-    `on_start` receives the process when it starts.
+    A separate process makes the connection. `on_start` receives the process when it starts.
 
     Raises:
         SandboxUnavailable: the cluster's head cannot be reached.
     """
     try:
+        # A separate process, because Ray reads the mode only once in each process.
         found, *refused = _ran(address, mode, on_start).split()
     except (OSError, ValueError, subprocess.SubprocessError):
         raise SandboxUnavailable(
@@ -392,12 +393,9 @@ def _ran(address: str, mode: str, on_start: Callable[[Probe], None]) -> str:
 
 
 def _is_private(address: str) -> bool:
-    """Return whether the cluster's head can be reached only from this machine.
-
-    A loopback address alone does not prove this, because for most loopback addresses Ray listens on
-    all networks.
-    """
+    """Return whether the cluster's head can be reached only from this machine."""
     host, _, port = address.rpartition(":")
+    # A loopback address alone does not prove this: for most of them, Ray listens on all networks.
     return _is_loopback(host) and not any(
         _is_open(entry.address, int(port))
         for addresses in psutil.net_if_addrs().values()

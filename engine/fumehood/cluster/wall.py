@@ -412,17 +412,17 @@ class ClusterWall(HasImages):
         await self._ask_all("look_again")
 
     async def facts_of(self, image: str) -> JsonObject:
-        """Return an image's name, digest, runtime and additions.
+        """Return an image's name, digest and runtime and, if the image has additions, the added
+        packages.
 
-        Additions are what callers add to an image, such as packages. For an image with additions,
-        the digest is that of the image without them, because each node builds its own image with
-        the additions.
+        The digest is always that of the image without additions.
         """
         below, plus, _ = image.partition(PLUS)
         found = await self._find(below)
         lock = self._locks.get(image, "")
         return {
             "image": image,
+            # Each node builds its own image with the additions, so there is no common digest of it.
             "image_digest": found.id,
             "runtime": self._terms.settings.container.runtime or "default",
             **({"packages": list(pins_of(lock))} if plus else {}),
@@ -638,8 +638,10 @@ class ClusterWall(HasImages):
             raise
 
     def expect(self, record: SessionRecord, home: SessionHome) -> None:
-        """Announce a session that an earlier engine process left, before `resume` is called for
-        this session. If the session's node joins before that call, the node keeps the session's
+        """Announce a session that an earlier engine process left. Call this before `resume` is
+        called for the session.
+
+        If the session's node joins between the two calls, the node then keeps the session's
         container.
         """
         self._expected[record.id] = record, home
@@ -647,8 +649,11 @@ class ClusterWall(HasImages):
     def resume(
         self, record: SessionRecord, home: SessionHome, on_lost: Callable[[], None]
     ) -> RemoteContainer:
-        """Return the container of an earlier engine's session, or of a new fork. The session's node
-        takes the container over in the background, once the node has joined.
+        """Return the container of a session. The session either was left by an earlier engine
+        process, or is a new fork.
+
+        The session's node takes over the container in the background, as soon as the node has
+        joined. `on_lost` is called when the container is lost or stopped.
         """
         state = HeldState(
             home.container,
@@ -685,8 +690,11 @@ class ClusterWall(HasImages):
         )
 
     def count(self, held: RemoteContainer) -> None:
-        """Update the memory that the session's node has promised to its sessions, after the state
-        of the session's container `held` has changed. A stopped or lost container needs no memory.
+        """Update the record of the memory that the node of the container `held` has promised to
+        sessions.
+
+        The caller must call this after the container's state has changed. A stopped or lost
+        container needs no memory.
         """
         link = self._links.get(held.node)
         if link is None:
@@ -1109,16 +1117,17 @@ class RemoteContainer:
         return self._wall.is_away(self.node)
 
     def stored(self, join: int = 0) -> tuple[SessionRecord, SessionHome]:
-        """Return the session's record and its home, which describes the session's container. The
-        session's node needs both to take over the container.
+        """Return the session's record and home. The session's node needs both to take over the
+        container.
 
         `join` is the number of times that the engine has joined the node since the engine's start.
-        It is part of the home's epoch, so that the node can tell a newer home from an older home.
+        It becomes part of the home's epoch.
         """
         state, now = self._state, SessionStatus.ACTIVE
         if state.is_stopped or state.is_paused:
             now = SessionStatus.STOPPED if state.is_stopped else SessionStatus.PAUSED
         record = self.record.model_copy(update={"state": now, "languages": state.languages})
+        # The epoch lets the node tell a newer home from an older one.
         epoch = self._epoch * JOINS + join
         return record, SessionHome(state.name, epoch, 0.0, 0.0, state.lock, self.node)
 
@@ -1172,11 +1181,9 @@ class RemoteContainer:
         await self._do("restore", copy)
 
     async def until_free(self) -> None:
-        """Resume or start the container if it is paused or stopped. Otherwise, do nothing.
-
-        There is nothing else to wait for, because the node itself ensures before each run that
-        nothing of the previous run is left.
-        """
+        """Resume or start the container if it is paused or stopped. Otherwise, do nothing."""
+        # There is nothing else to wait for: the node itself ensures before each run that nothing of
+        # the previous run is left.
         if self.lost is None and (self.is_paused or self.is_stopped):
             await self._do("until_free")
 
@@ -1329,11 +1336,12 @@ class _Port:
 
 
 class _Dialled(anyio.abc.ByteStream):
-    """A connection that a node opened: to another host, or to a port of a session on the node.
+    """A connection that a node opened, either to another host or to a port of a session on the
+    node.
 
-    The connection's bytes pass through Ray and the node. Like any network between two hosts, Ray
-    and the node can read all bytes that are not encrypted. `use` calls `Node.use_dialled`, which
-    raises NodeGone and EngineError. `close` closes the connection on the node.
+    `use` calls `Node.use_dialled`, which raises NodeGone and EngineError. `close` closes the
+    connection on the node. The bytes pass through Ray and the node, which can read all that is not
+    encrypted.
     """
 
     def __init__(self, use: Callable[..., Awaitable[Any]], close: Callable[[], None]) -> None:

@@ -50,10 +50,11 @@ class ToolCalls:
     def on_call(
         self, number: int, tool: str, arguments: JsonObject, answer: Answer, clock: RunClock
     ) -> None:
-        """Start a call of the program, or refuse the call. `answer` is later called with the
-        encoded result or error, which contains the call's `number`.
+        """Start a call of the program, or refuse the call.
 
-        `clock` is the clock of the program's run.
+        `answer` is called once, with the encoded result or error, which contains the call's
+        `number`. For a refused call, this happens at once. `clock` is the clock of the program's
+        run.
         """
         self._made += 1
         refusal = self._refusal(tool)

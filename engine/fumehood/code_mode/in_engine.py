@@ -46,11 +46,11 @@ class CodeMode(EnginePart):
 
     @asynccontextmanager
     async def around(self, run: ToolRun, before: Sequence[Given]) -> AsyncIterator[Given | None]:
-        """Yield what the program needs for calling the tools that its call names, or None if the
-        call names no tools. After the run, the call's result reports how often the program called
-        these tools.
+        """Yield what the program needs in order to call tools. Yield None if the call's argument
+        `tools` lists no tools.
 
-        `before` is what earlier parts add to the run; it is not used.
+        After the run, the call's result reports how often the program called the tools. `before` is
+        what earlier parts add to the run; it is not used.
 
         Raises:
             ToolDisabled: the program may no longer call one of the tools.

@@ -65,8 +65,10 @@ def tools_of(
 
 
 def _visible(request: CallRequest, reference: str, services: PipelineServices) -> ToolDefinition:
-    """Return the definition of the tool `reference` as the caller of `request` and its agent see
-    it.
+    """Return the definition of the tool `reference`. If the call has an agent, the definition is
+    returned as this agent sees it.
+
+    `request` is the call, whose caller and agent must both be allowed to use the tool.
 
     Raises:
         EngineError: the caller or the agent may not use the tool, or programs may not call it.

@@ -181,10 +181,8 @@ class ToolResult:
         return returned if issubclass(type(returned), cls) else cls(returned)
 
     def __post_init__(self) -> None:
-        """Raise ValueError if the tokens or the cost are invalid or out of range.
-
-        The check is made here so that the error is raised inside the tool that creates the result.
-        """
+        """Raise ValueError if the tokens or the cost are invalid or out of range."""
+        # Checked here, so that the error is raised inside the tool that creates the result.
         if type(self.tokens_used) is not int or not 0 <= self.tokens_used <= MAX_USE:
             raise ValueError(f"tokens_used must be an integer from 0 to {MAX_USE}")
         cost: object = self.cost
@@ -250,12 +248,14 @@ _set = object.__setattr__
 
 
 def replaced(model: M, **fields: Any) -> M:
-    """Return a copy of `model` with new values of the fields that are given as keyword arguments.
+    """Return a copy of `model` with new values of some fields. The keyword arguments are the new
+    values.
 
-    The new values are not validated. The copy has the same set of explicitly set fields as `model`,
-    so every field given here must already be set in `model`. This takes half the time of
-    `model_copy`. *Source*: `BaseModel.model_construct` of pydantic sets the same four attributes.
+    The values are not validated. The caller must give only fields that are explicitly set in
+    `model`, because the copy has the same set of explicitly set fields.
     """
+    # This takes half the time of `model_copy`. *Source*: `BaseModel.model_construct` of pydantic
+    # sets the same four attributes.
     copied = object.__new__(type(model))
     _set(copied, "__dict__", {**model.__dict__, **fields})
     _set(copied, "__pydantic_fields_set__", model.__pydantic_fields_set__)

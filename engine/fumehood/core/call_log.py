@@ -236,9 +236,9 @@ class MatchedCalls(Value):
 class TriedRule(Value):
     """One rule and the past calls that it can match.
 
-    If the reader is an administrator, the rule's conditions are compared with the stored arguments
-    of each call. Conditions are assumed to hold for other readers, and for calls without stored
-    arguments. `unknown` names the conditions that were assumed to hold.
+    If the reader is an administrator, conditions on arguments are tested on the calls whose
+    arguments are stored. A condition that cannot be tested is assumed to hold. `unknown` names
+    these conditions.
     """
 
     id: str

@@ -111,7 +111,8 @@ class Decision(Value):
 def decided(envelope: Envelope, tool: str) -> Envelope:
     """Convert the envelope of an external tool's call to the envelope of the decision on this call.
 
-    If the engine could not decide because of an error, the envelope is returned unchanged.
+    `tool` is the tool's name, `external:NAME`. If the engine could not decide because of an error,
+    `envelope` is returned unchanged.
     """
     decision = _decision(envelope, tool)
     if decision is None:

@@ -143,13 +143,16 @@ class CacheReport(_Value):
 
 
 class FallbackReport(_Value):
-    """The fallback tool that was called because the requested tool failed.
+    """The call of the fallback tool, which was made because the requested tool failed.
 
-    If `answered` is true, the envelope has the fallback tool's `data`, and `error` here is the
-    requested tool's error. Otherwise, the envelope has the requested tool's error, and `error` here
-    is the reason why the fallback tool gave no answer. `usage` is the usage of the fallback tool.
-    It is not included in the envelope's `usage`. The call of the fallback tool is logged under
-    `call_id`.
+    If `answered` is true, the envelope has the fallback tool's `data`. `error` is then the error of
+    the requested tool.
+
+    If `answered` is false, the envelope has the error of the requested tool. `error` is then the
+    reason why the fallback tool gave no answer.
+
+    The call log has the fallback tool's call under `call_id`. `usage` is the usage of this call.
+    The envelope's own `usage` does not include it.
     """
 
     tool: str
@@ -161,7 +164,8 @@ class FallbackReport(_Value):
 
 
 class ReceiptLink(_Value):
-    """The address of a call's receipt, or in `not_kept` the reason why there is no receipt.
+    """The address of a call's receipt (`url`). If there is no receipt, `not_kept` is the reason
+    instead.
 
     A receipt holds the inputs and results of a program's call, so that the program can be run
     again.
@@ -265,11 +269,11 @@ class Envelope(_Value):
         return found
 
     def read_whole(self, field: str, content: bytes) -> Any:
-        """Return the whole content of the field with the dotted path `field`. `content` is the
-        field's blob.
+        """Convert the blob of a shortened field to the field's whole content.
 
-        The content is returned as a text. Only if `field` is `value`, and this envelope has null
-        instead of the value, `content` is parsed as JSON.
+        `field` is the dotted path of the field, and `content` is the blob. The result is a text,
+        with one exception: if `field` is `value` and the envelope's `value` is null, the blob is
+        parsed as JSON.
         """
         text = content.decode("utf-8", "replace")
         return json.loads(text) if field == "value" and self.at(field) is None else text

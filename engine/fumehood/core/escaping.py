@@ -48,10 +48,10 @@ def printable(text: str) -> str:
 def aligned(text: str) -> str:
     """Escape an untrusted diff for display on a terminal.
 
-    Line ends are kept. Tabs are replaced by spaces up to the next multiple of 8 columns, because at
-    the right edge a tab does not move a terminal's cursor, so later characters could overwrite
-    text.
+    Line ends are kept. Tabs are replaced by spaces up to the next multiple of 8 columns.
     """
+    # At the right edge, a tab does not move a terminal's cursor, so later characters could
+    # overwrite text.
     return printable(text).expandtabs(8)
 
 

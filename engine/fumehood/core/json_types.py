@@ -14,8 +14,9 @@ JsonObject = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """Annotates a field of a model. Client methods take the field as a keyword argument, and `kind`
-    is the Python type of that argument, which differs from the type of the field.
+    """Annotates a field of a model whose value client methods accept in another type.
+
+    Client methods take the field as a keyword argument. `kind` is the Python type of that argument.
     """
 
     kind: Any

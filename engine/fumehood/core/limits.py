@@ -97,11 +97,11 @@ who created the wall."""
 
 
 def least_limits(wall: str) -> frozenset[Limit]:
-    """Return the limits that the wall with this name must enforce. If the wall does not enforce all
-    of these limits, nothing runs behind the wall.
+    """Return the limits that the wall with this name must enforce. If a wall does not enforce all
+    of them, the engine runs nothing behind it.
 
-    This holds even if the wall's own list of required limits is shorter. The container wall,
-    and any wall that this module does not know, must enforce every limit.
+    The wall's own list of required limits may be shorter, but these limits are required even then.
+    The container wall, and any wall that this module does not know, must enforce every limit.
     """
     return _LEAST_LIMITS.get(wall, _EVERY_LIMIT)
 

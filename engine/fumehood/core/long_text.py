@@ -23,12 +23,12 @@ ELEMENT_SIZE = 16
 
 
 def is_long(value: Any) -> bool:
-    """Whether a JSON value is so long that it must be processed in a thread. The check itself takes
-    bounded time.
+    """Return whether a JSON value is so long that it must be processed in a thread.
 
-    A tool's function may also return objects that are not JSON values. Their size does not count,
-    because measuring it would run their own code.
+    The check itself takes bounded time. If the value contains objects that are not JSON values,
+    their size does not count.
     """
+    # A tool's function may return such objects. Measuring them would run their own code.
     left, waiting = LOOP_SIZE, [value]
     while waiting and left >= 0:
         value = waiting.pop()
@@ -60,8 +60,10 @@ def head_and_tail(text: str, max_length: int | None = None) -> str:
 
 
 def ends_of(head: str, tail: str, length: int, max_length: int | None) -> str:
-    """Return the same result as `head_and_tail` for a text of which the caller has only the
-    beginning (`head`), the end (`tail`) and the length in characters.
+    """Shorten a long text like `head_and_tail`, if only its two ends are known.
+
+    `head` is the beginning of the text, `tail` is its end, and `length` is its length in
+    characters. The result is the same as that of `head_and_tail` for the whole text.
     """
     if max_length is not None:
         side = (max_length - len(_left_out(length))) // 2

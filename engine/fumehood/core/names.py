@@ -90,13 +90,13 @@ def nearest(given: str, known: Iterable[str], most: int = 3) -> list[str]:
 
 
 def named_apart(name: str, original: str, longest: int) -> str:
-    """Return `name`, with a hash of `original` added if `name` might not be unique. `original` is
-    the text from which `name` was made.
+    """Return `name`, and add a hash if `name` might not be unique.
 
-    The hash is added if `name` is longer than `longest` characters, or if `original` has letters
-    outside ASCII. Two originals that differ only in such letters therefore get different names. A
-    result with a hash has at most `longest` characters.
+    `original` is the text from which `name` was made, and from which the hash is computed. The hash
+    is added if `name` is longer than `longest` characters, or if `original` has letters outside
+    ASCII. A result with a hash has at most `longest` characters.
     """
+    # Originals that differ only in letters outside ASCII may have the same name.
     has_lost = any(letter.isalnum() and not letter.isascii() for letter in original)
     if len(name) <= longest and not has_lost:
         return name

@@ -28,15 +28,17 @@ def without_nulls(arguments: JsonObject, parameters: JsonObject) -> JsonObject:
 def takes_null(
     schema: Any, root: JsonObject, known: dict[int, bool], hops: int = MAX_SCHEMA_DEPTH
 ) -> bool:
-    """Whether a schema accepts null, or may accept null because it has unknown keywords.
+    """Return whether a schema accepts null. If this is unclear because of unknown keywords, return
+    True.
 
     References are resolved within `root`. At most `hops` levels of nested branches are examined; a
     more deeply nested branch counts as accepting null. `known` caches the results by the schema's
-    `id()`, because branches may share subschemas or contain themselves.
+    `id()`.
     """
     schema = resolved(schema, root)
     if not isinstance(schema, dict) or hops == 0:
         return schema is not False
+    # Branches may share subschemas or contain themselves.
     if id(schema) not in known:
         known[id(schema)] = False  # containing itself does not make a union accept null
         known[id(schema)] = _looks_null(schema, root, known, hops - 1)
@@ -58,9 +60,11 @@ def _looks_null(schema: JsonObject, root: JsonObject, known: dict[int, bool], ho
 
 
 def _cleaned(value: Any, schema: Any, root: JsonObject, known: dict[int, bool]) -> Any:
-    """Return `value`, which `schema` describes, without the nulls that stand for omitted
-    properties. Nulls are removed at any depth, and the recursion is as deep as the value.
-    References are resolved within `root`. `known` is the cache of `takes_null`.
+    """Return `value` without the nulls that stand for omitted properties. `schema` describes
+    `value`.
+
+    Nulls are removed at any depth. References are resolved within `root`. `known` is the cache of
+    `takes_null`.
     """
     schema = _branch_for(value, schema, root)
     if not isinstance(schema, dict):
@@ -85,11 +89,12 @@ def _cleaned(value: Any, schema: Any, root: JsonObject, known: dict[int, bool]) 
 
 
 def _branch_for(value: Any, schema: Any, root: JsonObject) -> Any:
-    """Return the branch of a schema that describes a value. References are resolved within `root`.
+    """Choose the branch of a union that describes `value`, and return it with its references
+    resolved.
 
-    If the schema is a union, and exactly one branch allows the type of the value (object or array),
-    return this branch. Otherwise, also for a value of another type, return the schema itself, with
-    its reference resolved. Return None if the unions are nested too deeply.
+    A branch is chosen if `value` is an object or array, and exactly one branch allows this type. If
+    no branch can be chosen, return the schema itself, also with its references resolved. Return
+    None if unions are nested too deeply. References are resolved within `root`.
     """
     kind = "object" if isinstance(value, dict) else "array" if isinstance(value, list) else None
     for _ in range(MAX_SCHEMA_DEPTH):

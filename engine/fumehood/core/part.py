@@ -70,11 +70,11 @@ class CallOption(Generic[V]):
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A command that a part adds to the command line. `after` is the command after which `--help`
-    lists it.
+    """A command that a part adds to the command line.
 
-    Typer makes the command from `function`. If the command belongs to a built-in group, `function`
-    may also be a `Typer`. It then becomes a subgroup, which is listed after the group's commands.
+    Typer makes the command from `function`. In a built-in group, `function` may also be a `Typer`.
+    It then becomes a subgroup, which is listed after the group's commands. `--help` lists the new
+    command after the command that `after` names.
     """
 
     help: str
@@ -87,13 +87,16 @@ class Command:
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Options that a part adds to the built-in command `command`. The added options come before the
-    command's parameter that `before` names.
+    """Options that a part adds to a built-in command.
 
-    Each parameter of `function` becomes an option of the command, unless the command has its own
-    parameter with this name. `function` then gets the value of the command's parameter. `function`
-    is called before the command, and may end the process instead of returning. If the command has a
-    parameter `added`, this parameter gets a list with the return value of each part's `function`.
+    `command` names the command. Each parameter of `function` becomes an option of the command. The
+    options come before the command's own parameter that `before` names.
+
+    If the command already has a parameter of the same name, no option is added. `function` then
+    gets the value of the command's parameter.
+
+    `function` is called before the command, and may end the process instead of returning. If the
+    command has a parameter `added`, it gets a list of what the functions of all parts returned.
     """
 
     command: str
@@ -105,13 +108,15 @@ class Options:
 class Check:
     """A check that a part adds to `fumehood doctor`.
 
-    `function` takes the configuration and yields `Finding`s. If `group` is None, the findings are
-    shown in the built-in group `Authority`, after those of the check that `after` names. If `group`
-    is given, every user runs the check. Its findings are then shown in the group with the title
-    `group`, which comes after the group that `after` names.
+    `function` takes the configuration and yields `Finding`s. `group` is the title of the group in
+    which the findings are shown. If `group` is given, every user runs the check.
+
+    If `group` is None, the findings are shown in the built-in group `Authority`, after the findings
+    of the check that `after` names. If `group` is a new group, this group is shown after the group
+    that `after` names.
 
     If `group` is the built-in group `Limits`, the check reports the limits of the part's own wall.
-    The check's `name` must then end with a colon, and the name of each finding begins with `name`.
+    Its `name` must then end with a colon, and the name of each finding must begin with `name`.
     """
 
     name: str
@@ -285,10 +290,11 @@ def part_among(parts: Iterable[object], kind: type[V]) -> V:
 
 
 def placed(kernel: Sequence[str], added: Mapping[str, str]) -> list[str]:
-    """Return the names in `kernel` and the keys of `added` as one list. The names in `kernel` keep
-    their order, and each key of `added` comes after the name that is its value.
+    """Insert names into a list of names, and return the new list.
 
-    The value is a name in `kernel` or another key of `added`. If it is neither, the key comes last.
+    The names in `kernel` keep their order. `added` maps each new name to the name that it must
+    follow. This is a name in `kernel` or another new name. If it is neither, the new name comes
+    last.
     """
     names, left = list(kernel), dict(added)
     while left:

@@ -172,8 +172,8 @@ class SavedCopy:
 
 @dataclass(frozen=True, slots=True)
 class SessionHome:
-    """The stored data with which an engine can continue an active session: the same engine after a
-    restart, or another engine after a failover.
+    """What an engine stores about an active session, in order to continue it later. The session is
+    continued by the same engine after a restart, or by another engine after a failover.
     """
 
     container: str

@@ -21,7 +21,7 @@ class Health(Value):
 
 
 class WallReadiness(Value):
-    """Whether a wall can be used, and the limits that were tested and hold on this host.
+    """Whether a wall can be used, and the limits that it was tested to enforce on this host.
 
     `missing` has a sentence for each missing image. Calls that need no missing image are served. If
     every image is missing, the wall is not ready.

@@ -18,12 +18,11 @@ _starting: set[asyncio.Task[None]] = set()
 def start_soon(
     group: TaskGroup, task: Callable[..., Coroutine[Any, Any, Any]], *arguments: object
 ) -> None:
-    """Start a task in a group, even from an event-loop callback, such as the callback for a lost
-    connection.
-
-    `group.start_soon` alone works in a callback only if the program was started by `anyio.run`.
-    Otherwise, anyio cannot find its event loop in a callback.
+    """Start a task in a group. Unlike `group.start_soon`, this function also works in an event-loop
+    callback, such as the callback for a lost connection.
     """
+    # `group.start_soon` alone works in a callback only if the program was started by `anyio.run`.
+    # Otherwise, anyio cannot find its event loop in a callback.
     if asyncio.current_task() is not None:
         group.start_soon(task, *arguments)
         return
@@ -37,12 +36,12 @@ def start_soon(
 
 
 async def run_to_completion(work: Coroutine[Any, Any, T]) -> T:
-    """Run `work` in a separate task and return its result. If the caller is cancelled, the work
-    continues to its end, and only then is the cancellation raised.
+    """Run `work` in a separate task and return its result.
 
-    A shielded scope of anyio would not protect `work`, because the engine cancels a call with
-    `Task.cancel` (`executors/base`), and scopes do not delay such a cancellation.
+    If the caller is cancelled, `work` continues to its end. Only then, CancelledError is raised.
     """
+    # A shielded scope of anyio would not protect `work`, because the engine cancels a call with
+    # `Task.cancel` (`executors/base`), and scopes do not delay such a cancellation.
     task = asyncio.ensure_future(work)
     cancelled: asyncio.CancelledError | None = None
     while not task.done():

@@ -344,11 +344,14 @@ class ResponseMapping(_Value):
     With `items`, the result is a list; with `fields`, an object; with both, a list of objects with
     these fields.
 
-    If the list has several pages, the query parameter `cursor_parameter` requests the next page.
-    Exactly one of three fields must say where the value of this parameter comes from. `next_cursor`
-    is the place of the value in the answer. `next_url` is the place of a URL in the answer, and the
-    URL contains the parameter. With `counts`, the value is a number: it begins with `first`, and
-    grows with each page by 1 (`pages`) or by the number of items in the page (`items`).
+    If the list has several pages, `cursor_parameter` names the query parameter that requests a
+    page. In addition, exactly one of these fields must say where the parameter's next value comes
+    from:
+
+    - `next_cursor` is the place of the value in the answer.
+    - `next_url` is the place of a URL in the answer. The URL contains the parameter.
+    - `counts` makes the value a number, which begins with `first`. It grows with each page by 1
+      (`pages`), or by the number of items in the page (`items`).
     """
 
     items: Pointer | None = None
@@ -503,7 +506,8 @@ class ToolDefinition(_Value):
     def for_models(self) -> ToolDefinition:
         """Return the definition without the optional parameters that are meant only for clients.
 
-        If several parameters were alternatives and only one of them is left, it becomes required.
+        Some executors require exactly one of several parameters (`ONE_OF`). If only one of these is
+        left, it becomes required.
         """
         properties, required = (self.parameters.get(key, {}) for key in ("properties", "required"))
         shown = {

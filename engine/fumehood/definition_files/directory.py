@@ -65,13 +65,14 @@ failed."""
 
 
 class ToolDirectory:
-    """Reads tool definitions from the files in the directory `path`, and detects changes. Not
-    thread-safe.
+    """Reads tool definitions from the files in a directory, and detects changes. Not thread-safe.
 
-    `owner_of` takes a tool's name, and returns the name of another source that already has this
-    tool, or None. A file that defines a tool of another source is faulty. `owners` are the user ids
-    whose files are trusted, by default those of the engine's user and of root. Definitions may
-    refer to the secrets in `secrets`.
+    `path` is the directory. `owner_of` takes a tool's name. It returns the name of another source
+    that already has this tool, or None; in the first case, the file that defines the tool is
+    faulty.
+
+    `owners` are the user ids whose files are trusted. The default are the engine's user and root.
+    `secrets` are the secrets to which definitions may refer.
     """
 
     def __init__(
@@ -162,8 +163,8 @@ class ToolDirectory:
         return _tools(read_documents(name, data), self._secrets)
 
     def _clashes(self, files: dict[str, list[RegisteredTool]]) -> dict[str, str]:
-        """Return a description of a conflict for each file whose tools conflict with those of
-        another file or source, by file name.
+        """Find the files whose tools conflict with those of another file or source. Return a
+        dictionary from each such file's name to a description of the conflict.
         """
         clashes: dict[str, str] = {}
         first: dict[str, str] = {}

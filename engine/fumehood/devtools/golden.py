@@ -86,12 +86,13 @@ def record(client: Client, calls: tuple[GoldenCall, ...]) -> list[GoldenCall]:
 
 
 def check(client: Client, calls: tuple[GoldenCall, ...], *, run: bool) -> Iterator[str]:
-    """Make the calls again. Yield a text for each difference between a recorded answer and the
-    engine's answer now.
+    """Make recorded calls again, and yield a text for each difference between the recorded and the
+    new answers.
 
-    If `run` is False, each call is made as a dry run. Only a refusal that was not recorded is then
-    a difference. If `run` is True, the calls run, and their success, error code and data must be
-    the same as in the recorded answers.
+    If `run` is True, the calls run. A difference is then another error code, or other data.
+
+    If `run` is False, each call is only a dry run. A difference is then a refusal that was not
+    recorded.
     """
     for number, each in enumerate(calls, 1):
         options = _keywords(each)
@@ -122,11 +123,12 @@ class UnexpectedCall(AssertionError):
 
 
 class Cassette:
-    """Replaces a client in tests: `call` returns the answers that are recorded in a golden file, in
+    """Replaces a client in tests. `call` returns the answers that are recorded in a golden file, in
     order.
 
-    If a client is given, the calls are made and recorded instead, and `finish` writes the file. Two
-    calls count as equal if they have the same tool and arguments.
+    If a client is given, its calls are recorded instead: `call` makes each call with this client,
+    and `finish` writes the file. Options are not compared: a call matches a recorded call if the
+    tool and the arguments are equal.
     """
 
     def __init__(self, path: Path | str, client: Client | None = None) -> None:

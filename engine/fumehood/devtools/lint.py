@@ -230,9 +230,10 @@ def _description(document: JsonObject, name: str, text: str) -> Iterator[Finding
 
 
 def _parameters(schema: JsonObject, path: str, depth: int) -> Iterator[Finding]:
-    """Yield the findings about the parameters that `schema`, the schema of an object, declares,
-    also in objects nested in it. `path` is the place of `schema` in the tool's definition, and
-    `depth` its level of nesting.
+    """Yield the findings about the parameters of an object, and of objects nested in it.
+
+    `schema` is the object's schema, `path` is the schema's place in the tool's definition, and
+    `depth` is its level of nesting.
     """
     properties, required = declared_in({"parameters": schema})
     if schema.get("additionalProperties", True) is True:

@@ -32,9 +32,10 @@ class DurablePart(EnginePart):
         return self._saver
 
     def in_session(self, kept: KeptValues) -> SessionSaver | None:
-        """Return the saver for a call in a session, or None if the engine keeps no state. Trials
-        use the saver to undo and apply changes. `kept` (the values that parts keep with the
-        session) is not used.
+        """Return the saver, which undoes and applies the changes of trials. Return None if the
+        engine keeps no state.
+
+        `kept` (the values that parts keep with the session) is not used.
         """
         return self._saver
 

@@ -73,8 +73,9 @@ CHANGES = frozenset({"write", "finish", "unpack", "delete"})
 
 @dataclass(frozen=True, slots=True)
 class SavedFile:
-    """A saved file or, if the size is -1, a saved directory. `pieces` are the names of the stored
-    pieces of its content, in order.
+    """A saved file or directory. A directory has the size -1.
+
+    `pieces` are the names of the stored pieces of a file's content, in order.
     """
 
     size: int
@@ -102,8 +103,8 @@ class Changes:
 
     @property
     def names(self) -> set[str]:
-        """The names of all stored pieces that these changes need. The pieces contain the changed
-        files as they were after the trial.
+        """The names of all stored pieces that are needed to apply these changes. The pieces contain
+        the changed files in their state after the trial.
         """
         kept = (file for _, file in self.files.values() if file is not None)
         return {*self.new, *(name for file in kept for name in file.pieces)}
@@ -205,16 +206,21 @@ class SessionSaver:
     # -- trials ----------------------------------------------------------------------------
 
     def others(self, session_id: str, copy: SavedCopy) -> tuple[str, ...] | None:
-        """Return the paths of links and special files in the workspace. Saved copies do not include
-        these files. Return None if the workspace may differ from `copy`.
+        """Return the paths of links and special files in the workspace, which saved copies do not
+        include.
+
+        Return None if the workspace may differ from `copy`, the session's last saved copy. The
+        paths are then unknown.
         """
         known = self._known.get(session_id)
         return known.others if known is not None and known.copy == copy else None
 
     async def hold(self, source: CopySource, copy: SavedCopy) -> tuple[Changes, JsonObject]:
-        """Store the contents of the files that have changed since `copy`, and keep them until
-        `let_go` is called. Return the changes, and a description of them that people see, in the
-        same form as the preview of a call.
+        """Store the files that a trial has changed. Their contents are kept until `let_go` is
+        called.
+
+        `source` is the session's workspace, and `copy` is the copy that was saved before the trial.
+        Return the changes, and their description in the same form as the preview of a call.
 
         Raises:
             NotSaved: the files could not be read or stored.
@@ -243,10 +249,11 @@ class SessionSaver:
         return changes, shown
 
     async def put_back(self, source: CopySource, copy: SavedCopy, changes: Changes) -> None:
-        """Undo the changes, so that the workspace is equal to `copy` again.
+        """Undo the changes of a trial, so that the workspace is equal to `copy` again. `copy` was
+        saved before the trial.
 
         Raises:
-            NotSaved: the workspace is not equal to the copy.
+            NotSaved: the workspace still differs from the copy.
         """
         if not changes.files and not changes.others:
             return
@@ -262,9 +269,10 @@ class SessionSaver:
             known.tree[path] = replace(known.tree[path], version=versions[path])
 
     def touched(self, session_id: str, changes: Changes) -> list[str]:
-        """Return the paths that `changes` would overwrite or delete, and whose files have changed
-        in the session since the trial. A file counts as changed if it differs between the session's
-        last copy and the state before the trial.
+        """Return the paths that applying `changes` would overwrite or delete, although the session
+        has changed them since the trial.
+
+        A path counts as changed if the session's last copy differs from the state before the trial.
         """
         known = self._known.get(session_id)
         tree = known.tree if known is not None else {}
@@ -296,8 +304,10 @@ class SessionSaver:
     async def _put(
         self, target: CopySource, wanted: Mapping[str, tuple[SavedFile | None, SavedFile | None]]
     ) -> None:
-        """Replace files in the workspace. `wanted` maps each path to its current and its wanted
-        file, or None for no file. Raises NotSaved.
+        """Replace files in the workspace `target`. `wanted` maps each path to a pair: the file that
+        is there now, and the file that must be there. None means that there is no file.
+
+        Raises NotSaved if not all files could be replaced.
         """
         going = [path for path, (present, _) in wanted.items() if present is not None]
         tree = {path: file for path, (_, file) in wanted.items() if file is not None}
@@ -311,9 +321,11 @@ class SessionSaver:
     async def _scanned(
         self, source: CopySource, going: Sequence[str]
     ) -> tuple[list[Row], list[str]]:
-        """Delete the paths in `going`, then scan the workspace. Return one row for each file and
-        directory (path, size, whether it is executable, version), and the paths of links and
-        special files. Raises NotSaved.
+        """Delete the paths in `going`, then scan the workspace. Return two lists. The first list
+        has a row for each file and directory: path, size, whether it is executable, version. The
+        second list has the paths of links and special files.
+
+        Raises NotSaved if the workspace cannot be changed or read.
         """
         try:
             await _delete(source, list(going))
@@ -381,8 +393,11 @@ class SessionSaver:
             return False
 
     async def _know(self, session_id: str, copy: SavedCopy) -> _Known:
-        """Return a session's last copy from the cache. If the cache lacks `copy`, read the copy's
-        manifest from the file store. Raises Missing, OSError.
+        """Return a session's last copy from the cache. If the cache does not contain `copy`, first
+        read the copy's manifest from the file store.
+
+        Raises Missing if the manifest is missing or damaged, and OSError if the store cannot be
+        used.
         """
         known = self._known.pop(session_id, None)
         if known is None or known.copy != copy:
@@ -400,7 +415,11 @@ class SessionSaver:
         return known
 
     async def _fill(self, target: CopySource, tree: Tree) -> None:
-        """Write the files and directories of a tree into a workspace, where none of them exists."""
+        """Write the files and directories of a tree into a workspace. The caller must ensure that
+        the workspace contains none of them.
+
+        Raises CopyLost if a stored piece of a file is missing or damaged.
+        """
         directories = [path for path, file in tree.items() if file.size < 0]
         for at in range(0, len(directories), MAX_LISTED):
             await answer_of(target, _filling(directories[at : at + MAX_LISTED], []), Written)
@@ -461,8 +480,8 @@ class _Attempt:
         """Store the contents that the earlier copy `old` lacks, and return the workspace's tree.
 
         Raises:
-            NotSaved: the sizes of all files add up to more than the size of the workspace, because
-                some files have holes.
+            NotSaved: the sum of the file sizes exceeds the size of the workspace. This can happen
+                if files have holes.
         """
         tree: Tree = {}
         changed: list[Row] = []
@@ -551,8 +570,8 @@ def _piece_size(file: SavedFile, number: int) -> int:
 
 
 def _content(file: SavedFile | None) -> tuple[object, ...] | None:
-    """Return a value by which two files can be compared: the values are equal if the files are
-    identical, even if the names of their stored pieces differ. For None (no file), return None.
+    """Return a value for comparing two files. Identical files have equal values, even if their
+    stored pieces have different names. For None (no file), return None.
     """
     if file is None:
         return None

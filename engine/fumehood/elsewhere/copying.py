@@ -89,9 +89,10 @@ def _opened(place: str, *, is_new: bool) -> Iterator[Backend]:
 
 
 def _is_url(place: str) -> bool:
-    """Return whether `place` is a URL, valid or not, instead of a path. Error messages may show
-    paths, but never URLs.
+    """Return whether `place` is a URL, even an invalid one. Otherwise, it is a path or
+    `sqlite:///FILE`.
     """
+    # Error messages may show paths, but never URLs.
     scheme = place.partition(":")[0]
     return scheme in places("states") or ("://" in place and scheme != "sqlite")
 
@@ -135,8 +136,8 @@ def _without_nul(row: Mapping[Any, Any]) -> dict[Any, Any]:
 
 
 def _compare(reading: Connection, writing: Connection) -> None:
-    """Raise StoreError unless each table has the same number of rows in both databases, and the
-    audit chains are equal byte by byte.
+    """Compare the databases of the connections `reading` and `writing`. Raise StoreError if a table
+    has different numbers of rows, or if the audit chains differ in any byte.
     """
     for table in TABLES:
         count = select(func.count()).select_from(table)

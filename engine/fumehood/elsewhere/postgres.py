@@ -144,8 +144,10 @@ class Postgres(RemoteBackend):
 
     @classmethod
     def open(cls, url: str) -> Self | None:
-        """Make this process the active engine of the state at `url`, the only engine that can write
-        the state. Migrate the state to the newest schema. Return None if another engine is active.
+        """Open the state at `url` for this process, as the active engine. Only the active engine
+        can write the state. The state is first migrated to the newest schema.
+
+        Return None if another engine is active. Raises StoreError if the state cannot be opened.
         """
         parsed = parse_url(url)
         with _opening():
@@ -247,13 +249,13 @@ class Postgres(RemoteBackend):
         return str(cause).partition("\n")[0][:200]  # a connection's error, which has no values
 
     def is_unreachable(self, error: BaseException) -> bool:
-        """Return whether an error means that the database cannot be reached or written now, but
+        """Return whether `error` means that the database cannot be reached or written now, but
         perhaps later.
 
-        Fenced, which means that another engine has become active, counts as such an error, because
-        the other engine may serve the request.
+        This includes Fenced, which means that another engine has become active.
         """
         is_too_much = str(getattr(getattr(error, "orig", None), "sqlstate", "")).startswith("54")
+        # After Fenced, the other engine may serve the request.
         return isinstance(error, (*AWAY, Fenced)) and not is_too_much
 
     def close(self) -> None:
@@ -348,9 +350,10 @@ def parse_url(url: str) -> URL:
 
 
 def _engine(url: URL, **pool: Any) -> Engine:
-    """Return an SQLAlchemy engine for the database at `url`. If one end of a connection is gone,
-    the other end notices this after a few seconds. `pool` are arguments of `create_engine` that
-    configure the connection pool.
+    """Return an SQLAlchemy engine for the database at `url`. `pool` are the arguments of
+    `create_engine` that configure the connection pool.
+
+    If one end of a connection disappears, the other end notices this after a few seconds.
     """
     silence_s = SILENCE_MS // 1000
     options = {

@@ -138,9 +138,10 @@ If entering raises an EngineError, the run does not begin.
 
 
 def needs_of(tool: ToolDefinition, arguments: JsonObject, hosts: Sequence[str]) -> frozenset[str]:
-    """Return the names of the features that a call requests and that only parts can provide:
-    "network" if `hosts`, to which the call wants to connect, is not empty, and "tools" if Python
-    code requests tools.
+    """Return the names of the features that a call requests and that only parts can provide.
+
+    The result contains "network" if the call requests `hosts`. It contains "tools" if the call runs
+    Python code and its `arguments` request tools for this code.
     """
     is_python = tool.executor == "code:python"
     asked = {"network": hosts, "tools": is_python and arguments.get("tools")}
@@ -184,12 +185,13 @@ class Surroundings:
         return tuple(stream for given in self._given for stream in given.streams)
 
     def arguments(self, own: JsonObject, traceparent: str) -> JsonObject:
-        """Return the arguments that the guest gets. They consist of `own`, of the arguments that
-        the parts contribute, and of `env`, the environment variables of the run. `traceparent`
-        becomes one of these variables.
+        """Return the arguments that the guest gets.
+
+        These are the arguments `own`, the arguments that parts contribute, and `env`, the
+        environment variables of the run. `traceparent` becomes one of these variables.
 
         Raises:
-            InternalError: a part contributes environment variables as an argument.
+            InternalError: a part's arguments contain `env`.
         """
         # If a name is given twice, the first value is used here, and the caller's in the guest.
         environment = {VARIABLE: traceparent}
@@ -204,8 +206,8 @@ class Surroundings:
         return {**arguments, "env": [*named, *own.get("env", [])]}
 
     def sinks(self, own: RunSinks) -> RunSinks:
-        """Return `own`, which receives the events of a run, extended by the streams that the parts
-        contribute.
+        """Return the object that receives the events of a run: a copy of `own`, to which the
+        streams of all parts are added.
 
         Raises:
             InternalError: two streams are of the same kind.
@@ -218,14 +220,16 @@ class Surroundings:
     async def run(
         self, lease: Lease, program: str, arguments: JsonObject, run: ToolRun, sinks: RunSinks
     ) -> RunEnding:
-        """Run a program, and return how it ended. The program runs on the lease that a part
-        contributes or, if no part contributes a lease, on `lease`. A part that contributes a cancel
-        scope can end the program by cancelling this scope. The returned ending then has
-        `EndedBy.POLICY`.
+        """Run a program, and return how it ended.
+
+        If a part contributes a lease, the program runs on this lease, otherwise on `lease`. If a
+        part contributes a cancel scope, it can end the program by cancelling the scope. The
+        returned ending then has `EndedBy.POLICY`.
 
         Raises:
-            InternalError: two parts contribute a lease or streams of the same kind, or the effect
-                of the call must be held back and no part does this. In all cases, nothing was run.
+            InternalError: two parts contribute a lease, or streams of the same kind. Also raised if
+                the effect of the call must be held back, and no part does this. In all cases,
+                nothing was run.
         """
         if run.must_hold_back and not any(map(_holds_back, self._given)):
             raise InternalError("No part holds back the effect of this call. Nothing ran.")
@@ -249,9 +253,11 @@ class Surroundings:
         return ending
 
     async def conclude(self, outcome: Outcome, held_back: Sequence[HeldBack]) -> Outcome:
-        """Return the outcome of the call. This is `outcome`, the outcome of the run, unless a part
-        has a `conclude` function. Then the function returns the call's outcome, from `outcome` and
-        from `held_back`, the actions that parts hold back until a human approves them.
+        """Return the outcome of the call.
+
+        `outcome` is the outcome of the run. `held_back` are the actions that parts hold back until
+        a human approves them. If a part has a `conclude` function, this function makes the call's
+        outcome from both. Otherwise, return `outcome`.
 
         Raises:
             InternalError: two parts have a `conclude` function.

@@ -84,7 +84,9 @@ def in_session(why: str) -> Placement:
 
 
 class ProgramCalls(Protocol):
-    """The calls that parts make for one running program."""
+    """With this object, parts call tools, request approvals and spend budgets on behalf of one
+    running program.
+    """
 
     def start(
         self,
@@ -93,22 +95,25 @@ class ProgramCalls(Protocol):
         answer: Callable[[Envelope | EngineError], None],
         clock: RunClock,
     ) -> None:
-        """Start a call of a tool on behalf of the program's caller. Must not block. `answer`
-        receives the answer. `clock` is the program's clock, which is paused while the call waits
-        for a human.
+        """Start a call of the tool `tool` on behalf of the program's caller. Must not block.
+
+        `answer` is called with the call's envelope, or with an error. `clock` is the program's
+        clock, which is paused while the call waits for a human.
         """
 
     async def ask(
         self, tool: str, arguments: JsonObject, action: HeldAction, clock: RunClock
     ) -> EngineError | None:
-        """Request approval of an action that a part performs for the program. The request is a call
-        of `tool`. Return None if the action was performed, otherwise the reason why it was not.
+        """Request approval of `action`, which a part performs for the program.
+
+        The approval is requested by a call of `tool` with `arguments`. Wait for the decision.
+        Return None if the action was performed, otherwise the error that says why it was not.
         `clock` is the program's clock, which is paused until the action begins.
         """
 
     def spend(self, *, requests: int = 0, passed_bytes: int = 0) -> bool:
-        """Deduct requests, and bytes that the program sends or receives, from the budgets. Return
-        False if a budget has too little left.
+        """Charge requests of the program, and bytes that it sends or receives, to the budgets of
+        the call. Return False if a budget has too little left.
         """
 
     def cancel(self, task: asyncio.Task[None]) -> bool:
@@ -140,7 +145,7 @@ class ToolRun:
     """The workspace state (`Effect.base`) of the preview that a human approved. The run fails if
     the state has changed since."""
     calls: ProgramCalls | None = None
-    """The calls that parts make for the program. None if the program needs no feature of parts
+    """Used by parts to make calls for the program. None if the program needs no feature of parts
     (`needs_of`)."""
     around: tuple[Around, ...] = ()
     """The hooks of parts that surround a program's run, in the parts' order."""
@@ -199,13 +204,14 @@ class Executor(ABC):
     async def preview(
         self, tool: ToolDefinition, arguments: JsonObject, limits: Limits, lease: Lease
     ) -> Effect | None:
-        """Return the effect that a call would have in the leased sandbox. Nothing is changed.
+        """Return the effect that a call would have in the sandbox of `lease`, without changing
+        anything.
 
         Return None if this kind of tool has no preview.
 
         Raises:
             InvalidParams: the effect is too large to show, or files cannot be read.
-            EngineError: for the same reasons as in `run`.
+            EngineError: the preview failed for another reason.
         """
         return None
 
@@ -219,9 +225,9 @@ class Executor(ABC):
         """Return the request that a call would send to another service, as approvers see it.
         Nothing is sent.
 
-        If the call asks for a further page of results, its arguments contain a cursor, which
-        `cursors` decodes. The result contains the names of secrets, never their values. Return None
-        if the engine sends no request for this kind of tool.
+        Return None if the engine sends no request for this kind of tool. The result contains the
+        names of secrets, never their values. `principal_id` is the id of the caller. If `arguments`
+        contain a cursor, which requests a further page of results, `cursors` decodes it.
 
         Raises:
             EngineError: the call would fail with this error.
@@ -230,10 +236,10 @@ class Executor(ABC):
 
     @abstractmethod
     def run(self, run: ToolRun) -> Awaitable[Outcome]:
-        """Run the tool once.
+        """Run the tool once, and return the outcome.
 
-        If the tool fails, an implementation returns an `Outcome` with an error. It raises an error
-        only if there is nothing else to report about the run.
+        If the tool fails, an implementation returns an `Outcome` that contains the error. If it has
+        nothing to report but the error, it raises the error instead.
         """
 
 
@@ -241,9 +247,9 @@ class HeldAction(Executor):
     """An action that this engine holds in memory until a human approves it. The action is performed
     at most once.
 
-    The approval is requested by a call that has the action in `CallRequest.held`. When the call is
-    approved, it performs the action, and does not run its tool's executor. The code that waits for
-    the approval withdraws the action when it stops waiting.
+    A call with the action in `CallRequest.held` requests the approval. Once this call is approved,
+    it performs the action, and does not run its tool's executor. If the code that waits for the
+    approval stops waiting, it withdraws the action.
     """
 
     needs: ClassVar[Need]
@@ -269,11 +275,12 @@ class HeldAction(Executor):
         self.is_withdrawn = True
 
     async def run(self, run: ToolRun) -> Outcome:
-        """Perform the action and return its outcome. Also set `result` to the outcome or error, and
-        then the event `over`, for the code that waits for the action's end.
+        """Perform the action and return its outcome. Afterwards, store the outcome or error in
+        `result`, and set the event `over`.
 
         Raises:
             ApprovalExpired: the action was withdrawn, or has already begun.
+            EngineError: the action failed.
         """
         if self.is_withdrawn or self.has_begun:
             raise ApprovalExpired(self.gone)
@@ -289,8 +296,9 @@ class HeldAction(Executor):
         return outcome
 
     async def ended(self) -> EngineError | None:
-        """Wait for the end of the action, which must have begun. Return its error, or None if it
-        succeeded.
+        """Wait until the action has ended. Return its error, or None if it succeeded.
+
+        The caller must only call this method after the action has begun.
 
         Raises:
             CancelledError: the action was interrupted, so it is unknown what was done.
@@ -427,10 +435,10 @@ class CallHandle:
             self._on_retrying(retry_count, max_retries, error)
 
     def for_fallback(self) -> CallHandle:
-        """Return a handle for the call of a fallback tool. That call runs in this call's task.
+        """Return a handle for the call of a fallback tool, which runs in this call's task.
 
-        The fallback's events go to this call's listeners. Cancelling this call also ends the
-        fallback.
+        The fallback's events go to this call's listeners. If this call is cancelled, the fallback
+        ends too.
         """
         return CallHandle(
             output=self.output,
@@ -469,11 +477,12 @@ class CallHandle:
         return True
 
     def close(self) -> bool:
-        """Record that the call has ended. Return True if the caller has cancelled the call, and
-        only the call has to end: the task that ran the call can continue.
+        """Record that the call has ended. Return whether the task that ran the call can continue
+        although the call was cancelled.
 
-        Return False if the call was not cancelled. Also return False if code outside the call has
-        cancelled the task too; the task must then end.
+        Return True if `cancel` has cancelled the call, and nothing else has cancelled the task.
+        Return False if the call was not cancelled. Also return False if other code has cancelled
+        the task, which must then end.
         """
         if not self._is_over:
             self._is_over = True

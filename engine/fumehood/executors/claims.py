@@ -29,8 +29,10 @@ from fumehood.protocol.framing import whole_words
 
 
 def unfit(*, is_result: bool) -> ExecutionError:
-    """Return the error for data that a tool returned and that JSON cannot represent. The data is
-    the tool's result if `is_result` is True, otherwise the details of a `ToolError`.
+    """Return the error for data of a tool that JSON cannot represent.
+
+    If `is_result` is True, the data is the tool's result. Otherwise, it is the details of a
+    `ToolError`.
     """
     what = "The tool's result" if is_result else "The details of the tool's own error"
     return ExecutionError(
@@ -41,8 +43,8 @@ def unfit(*, is_result: bool) -> ExecutionError:
 
 
 class Unreadable(Exception):
-    """The process that runs a function sent a reply of an invalid form, although only code of this
-    engine writes these replies.
+    """The process that runs a function sent an invalid reply. Only the engine's own code writes
+    these replies.
     """
 
 
@@ -110,9 +112,11 @@ def read_result(result: JsonObject | None) -> ToolResult:
 
 
 def read_error(claim: JsonObject) -> EngineError | None:
-    """Return the error that a claim describes: a `ToolError` of the tool, arguments that the tool
-    refused, or data that JSON cannot represent. Return None if the claim is invalid or of another
-    kind.
+    """Return the error that a claim describes, or None if the claim is invalid or describes
+    something else.
+
+    The error is a `ToolError` of the tool, a refusal of the arguments by the tool, or an error
+    about data that JSON cannot represent.
     """
     try:
         match claim.get("kind"):

@@ -27,11 +27,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Effect:
-    """The changes that one call would make.
+    """A preview of the changes that one call would make.
 
-    `base` is the hash of the current state of everything that the call reads or changes. `effect`
-    is the hash of the state after the call. It covers only the paths that the call would change,
-    and those that the call must not change.
+    `base` is a hash of the current state of everything that the call reads or changes. `effect` is
+    a hash of the changes: each path that the call would change, in its new state, and each path
+    that it would be refused to change.
     """
 
     shown: JsonObject
@@ -45,15 +45,17 @@ class Effect:
 
 
 async def diff_of(before: bytes, after: bytes) -> JsonObject:
-    """Return the field `diff` for a preview, or a field with the reason why there is no diff. The
-    diff is computed in a thread, because the comparison of some texts is slow and would block the
-    event loop.
+    """Compare two contents of a file, and return fields for a preview.
+
+    The result has the field `diff`, and flags if the diff is truncated or coarse. If there is no
+    diff, the result has only the field `too_large` or `binary`, which gives the reason.
     """
     if max(len(before), len(after)) > MAX_READ_BYTES:
         return {"too_large": True}
     old, new = text_of(before), text_of(after)
     if old is None or new is None:
         return {"binary": True}
+    # In a thread: the comparison of some texts is slow, and would block the event loop.
     diff = await anyio.to_thread.run_sync(unified, old, new)
     marks = {"diff_truncated": diff.is_truncated, "diff_coarse": diff.is_coarse}
     return {"diff": diff.text, **{mark: True for mark, is_set in marks.items() if is_set}}
@@ -73,10 +75,13 @@ def shown_changes(
 ) -> JsonObject:
     """Return the preview of a call's changes, as approvers see it.
 
-    `missing` are paths that do not exist, and `kept` are entries that the call would not delete.
-    `removed` may omit some removed files; `count` is the number of all removed files, and `size`
-    their total size in bytes. `truncated` means that the preview omits entries. `would_fail` is the
-    error with which the call is known to fail.
+    * `added`, `changed` and `removed` are entries for these files. `removed` need not contain all
+      removed files.
+    * `missing` are paths that do not exist. `kept` are entries for files that the call would not
+      delete.
+    * `count` is the number of all removed files, and `size` is their total size in bytes.
+    * `truncated` says whether the preview omits entries.
+    * `would_fail` is the error with which the call is known to fail.
     """
     shown: JsonObject = {
         "added": added or [],
@@ -125,7 +130,7 @@ Group = Sequence[Code]
 
 @dataclass(frozen=True, slots=True)
 class Diff:
-    """A unified diff without the two lines of file names."""
+    """A unified diff without the two lines of file names, because these names could be any text."""
 
     text: str
     is_truncated: bool
@@ -149,9 +154,10 @@ def text_of(raw: bytes) -> str | None:
 def unified(
     before: str, after: str, max_bytes: int = MAX_DIFF_BYTES, max_steps: int = MAX_STEPS
 ) -> Diff:
-    """Return a unified diff of two texts, with at most `max_bytes` bytes and about `max_steps` line
-    comparisons. The diff has no lines with file names, because names of files could contain any
-    text.
+    """Return a unified diff of two texts, without the lines that name the files.
+
+    The diff has at most `max_bytes` bytes. Its computation takes at most about `max_steps` line
+    comparisons.
     """
     old, new = _lines(before), _lines(after)
     start, end = _shared_ends(old, new)
@@ -174,8 +180,10 @@ def _lines(text: str) -> list[str]:
 
 
 def most_steps(matcher: Any) -> int:
-    """Return the worst-case number of steps of a comparison: the search for each match may visit
-    all lines and all pairs of identical lines.
+    """Return the maximum number of steps that a comparison by `matcher`, a `SequenceMatcher`, can
+    take.
+
+    In the worst case, the search for each match visits all lines and all pairs of identical lines.
     """
     pairs = sum(len(matcher.b2j.get(line, ())) for line in matcher.a)
     return int((len(matcher.a) + pairs) * min(len(matcher.a), len(matcher.b)))
@@ -184,11 +192,12 @@ def most_steps(matcher: Any) -> int:
 def _in_parts(
     old: Sequence[str], new: Sequence[str], max_steps: int
 ) -> tuple[list[Code], bool, int]:
-    """Compare two texts part by part. The parts are separated by lines that occur exactly once in
-    each text and have the same order in both.
+    """Compare two texts part by part. The parts lie between lines that occur exactly once in each
+    text, and have the same order in both.
 
-    Return the opcodes (as of `SequenceMatcher`), whether any part is shown as one change because
-    its comparison would take more than `max_steps` steps, and the number of steps taken.
+    Return three values: the opcodes (as of `SequenceMatcher`), whether any part is shown as one
+    change, and the number of steps taken. A part is shown as one change if the total number of
+    steps would otherwise exceed `max_steps`.
     """
     codes: list[Code] = []
     is_coarse, steps = False, 0
@@ -224,9 +233,11 @@ def _in_parts(
 
 
 def _anchors(old: Sequence[str], new: Sequence[str]) -> list[tuple[int, int]]:
-    """Return the positions, in both texts, of lines by which the texts can be aligned. These lines
-    occur exactly once in each text. If their order differs between the texts, only the longest
-    series with the same order is returned. *Source*: patience diff.
+    """Return the positions of lines by which two texts can be aligned, as pairs: position in `old`,
+    position in `new`.
+
+    Each of these lines occurs exactly once in each text. If their order differs between the texts,
+    only the longest series with the same order is returned. *Source*: patience diff.
     """
     counts, new_counts = Counter(old), Counter(new)
     places = {line: number for number, line in enumerate(new) if new_counts[line] == 1}
@@ -277,8 +288,9 @@ def _shared_ends(old: Sequence[str], new: Sequence[str]) -> tuple[int, int]:
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """A run of unchanged lines, or of removed and added lines. `head` is the hunk's header for the
-    first run of a hunk, otherwise empty.
+    """One run of lines in a diff: either unchanged lines, or removed and added lines.
+
+    If the run is the first of its hunk, `head` is the hunk's header. Otherwise, it is empty.
     """
 
     head: str
@@ -289,11 +301,11 @@ class _Run:
 def _runs(
     old: Sequence[str], new: Sequence[str], groups: Iterable[Group], skipped: int
 ) -> Iterator[_Run]:
-    """Yield a diff run by run, so that a long diff is never in memory as a whole. `groups` are the
-    diff's hunks, and `skipped` is the number of lines that precede both `old` and `new` in the full
-    texts.
+    """Yield the runs of lines of a diff. `groups` are the diff's hunks.
+
+    `old` and `new` are texts without their first `skipped` lines.
     """
-    for group in groups:
+    for group in groups:  # run by run, so that a long diff is never in memory as a whole
         (_, a, _, c, _), (_, _, b, _, d) = group[0], group[-1]
         head = f"@@ -{_range(skipped + a, skipped + b)} +{_range(skipped + c, skipped + d)} @@\n"
         for tag, first, last, new_first, new_last in group:
@@ -305,11 +317,11 @@ def _runs(
 
 
 def _cut(runs: Iterable[_Run], room: int) -> tuple[str, bool]:
-    """Return the lines of a diff that fit into `room` bytes, and whether any were left out. Notes
-    at the end count the lines that were left out.
+    """Return as many lines of a diff as fit into `room` bytes, and whether lines were left out. If
+    so, notes at the end say how many.
 
-    If a change does not fit, its removed and its added lines each get half of the room, or more if
-    the other side needs less, so that neither hides the other.
+    If a change does not fit, its removed lines and its added lines each get half of the room. If
+    one side needs less than half, the other side gets the rest.
     """
     parts: list[str] = []
     left_out: Counter[str] = Counter()
@@ -336,8 +348,9 @@ def _cut(runs: Iterable[_Run], room: int) -> tuple[str, bool]:
 
 
 def _fitting(texts: Sequence[str], room: int) -> tuple[Sequence[str], int]:
-    """Return the first texts that fit into `room` bytes, and the number of complete texts. If not
-    even the first text fits, return its beginning.
+    """Return as many of the first texts as fit into `room` bytes, and their number.
+
+    If not even the first text fits, return the beginning of this text, and 0.
     """
     for number, text in enumerate(texts):
         size = len(text.encode())
@@ -353,7 +366,7 @@ def _marked(mark: str, line: str) -> str:
 
 
 def _range(start: int, end: int) -> str:
-    """Format a hunk's range. `end` is exclusive.
+    """Format the range of a hunk, from the index `start` up to but not including the index `end`.
 
     *Source*: POSIX diff: the range of a single line has no length, and an empty range is given by
     the line before it.

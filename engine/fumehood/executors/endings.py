@@ -63,9 +63,12 @@ def error_of(
 ) -> EngineError | None:
     """Return the error of a run, or None if the run succeeded.
 
-    `messages` has a template for the message of each ending. In the template, `{limit}` is replaced
-    by the limit that ended the run, and other placeholders by `values`. If a limit ended the run,
-    `details.limit` becomes an object with the limit's name, its value and the fields of `measured`.
+    `messages` has a message template for each ending. In the template, `{limit}` is replaced by the
+    value of the limit that ended the run, and other placeholders by `values`. `details` become the
+    details of the error.
+
+    If a limit ended the run, `details["limit"]` is set. It is an object with the limit's name and
+    value, and the fields of `measured`.
     """
     error_class = ENDING_ERRORS[ending.ended_by]
     if error_class is None:
@@ -110,8 +113,10 @@ def _lost_node(ending: RunEnding) -> str | None:
 
 
 def session_lost(details: JsonObject, ending: RunEnding, *, has_disk: bool) -> SandboxUnavailable:
-    """Return the error for a session whose container no longer exists, or whose node is lost.
-    `has_disk` means that the session's files are on a disk of their own, which outlives the
+    """Return the error for a run whose session was lost. Its container no longer exists, or its
+    node is lost.
+
+    If `has_disk` is True, the session's files are on a disk of their own, which outlives the
     container.
     """
     node = _lost_node(ending)
@@ -243,8 +248,8 @@ def program_error(
 
 
 def _measured(ending: RunEnding, limits: Limits, subject: Subject) -> JsonObject:
-    """Return the fields that describe how the run used the resource whose limit ended it, such as
-    `cpu_seconds`. The field `hint` suggests a remedy.
+    """Return the error's fields about the limit that ended the run. They say how much of the
+    resource the run used, such as `cpu_seconds`. The field `hint` suggests a remedy.
     """
     match ending.ended_by:
         case EndedBy.WALL_TIME:
@@ -276,8 +281,10 @@ def _memory_hint(ending: RunEnding, limits: Limits, subject: Subject) -> str:
 
 
 def _wall_time_hint(ending: RunEnding, limits: Limits, subject: Subject) -> str:
-    """Return a remedy for a timeout. If the program used little CPU time, it is assumed to have
-    waited for input or, in JavaScript, for timers and open handles.
+    """Return a remedy for a timeout.
+
+    If a JavaScript or shell program used little CPU time, it is assumed to have waited: in
+    JavaScript for timers and open handles, in a shell for input.
     """
     was_idle = ending.cpu_ms is not None and ending.cpu_ms < limits.wall_s * 1e3 * IDLE_SHARE
     if was_idle and subject.language.name == "javascript":
@@ -294,8 +301,8 @@ def _wall_time_hint(ending: RunEnding, limits: Limits, subject: Subject) -> str:
 
 
 def refused_by(names: Iterable[str], limits: Limits, subject: Subject = PROGRAM) -> tuple[str, ...]:
-    """Return a warning for each limit in `names`. Each of these limits made an operation fail, but
-    did not end the program.
+    """Return one warning for each limit in `names`. These limits made operations of the program
+    fail, but did not end the program.
     """
     more_memory = (
         "start a session with more memory"
@@ -387,8 +394,10 @@ _STATES = {
 
 
 def state_words(ending: RunEnding) -> tuple[str, ...]:
-    """Return the warnings about the session's state after the run. There is a warning if variables
-    were rolled back or lost, or if files were restored or not saved.
+    """Return the warnings about a session's state after a run.
+
+    They say that variables were rolled back or lost, that files were restored, or that files were
+    not saved. If none of this has happened, there are no warnings.
     """
     words = []
     if ending.state == "restored" and ending.copied_at is not None:
@@ -429,12 +438,12 @@ def _reason(claim: FailureClaim | None) -> str:
 def _words(said: ExceptionClaim) -> str:
     """Return an exception's type and message on one line.
 
-    If the message already contains the type, it is not repeated. Source lines before the type, as
-    in a syntax error, are dropped.
+    If a line of the message already contains the type, return the message from this line on.
     """
     lines = [line.strip() for line in said.message.splitlines() if line.strip()]
     if not lines:
         return said.type
+    # Lines before the type can be source lines, as in a syntax error.
     named = [index for index, line in enumerate(lines) if said.type in line.split(":")[0]]
     if named:
         return " ".join(lines[named[0] :])
@@ -460,12 +469,12 @@ def _cpu_s(ending: RunEnding) -> float | None:
 
 
 def _peak_memory(ending: RunEnding, limits: Limits) -> JsonObject:
-    """Return the program's peak memory in MB as a field, or {} if the peak is unknown.
+    """Return the program's peak memory in MB as a field. Return {} if the peak is unknown.
 
-    A measured peak above the limit counts as unknown, because it includes memory of the container
-    image.
+    A measured peak above the limit also counts as unknown.
     """
     peak, most = ending.peak_memory_bytes, limits.memory_mb
+    # A peak above the limit includes memory of the container image.
     if peak is None or (most is not None and peak > most * MB):
         return {}
     return {"peak_memory_mb": round(peak / MB, 2)}

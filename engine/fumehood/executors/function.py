@@ -94,10 +94,11 @@ def _run(run: ToolRun, parts: FollowedParts | None) -> Coroutine[Any, Any, Outco
 
 
 class FollowedParts:
-    """Passes the parts of a streamed result to the call's listener, redacted and limited in length.
+    """Passes the parts of a streamed result to the call's listener. The parts are redacted, and
+    characters beyond `most_characters` are dropped.
 
-    The parts are only for the listener: the call's final result does not depend on them. Parts from
-    a sandboxed function are untrusted.
+    The call's final result does not depend on these parts. Parts from a sandboxed function are
+    untrusted.
     """
 
     def __init__(self, output: OnOutput | None, redactor: Redactor, most_characters: int) -> None:
@@ -133,9 +134,10 @@ async def _run_followed(run: ToolRun) -> Outcome:
 async def _ending_of(
     run: ToolRun, address: FunctionAddress, where: JsonObject, parts: FollowedParts | None
 ) -> RunEnding:
-    """Call the function in another process, and return how the run ended. If `parts` is given, it
-    receives the parts of the result as they arrive. `where` contains additional fields of the
-    request to the process, such as the path from which it imports the function.
+    """Call the function at `address` in another process, and return how the run ended.
+
+    `where` contains additional fields of the request to the process, such as the path from which it
+    imports the function. If `parts` is given, it receives the parts of the result as they arrive.
     """
     call: JsonObject = {
         "module": address.module,
@@ -165,10 +167,11 @@ class HostFunctionFailed(ExecutionError):
 
 
 async def _run_here(run: ToolRun, function: HostFunction, parts: FollowedParts | None) -> Outcome:
-    """Run an asynchronous trusted function, and cancel it at the time limit.
+    """Run an asynchronous trusted function in this process, and return the outcome. At the time
+    limit, the function is cancelled.
 
-    If `parts` is given, the function may be a generator. Its items are then the parts of the
-    result.
+    If `parts` is given, the function may be an asynchronous generator. Its items are then the parts
+    of the result.
     """
     limits = run.limits
     returned = None
@@ -359,8 +362,9 @@ def _raised(ending: RunEnding, details: JsonObject, address: FunctionAddress) ->
 
 
 def without_paths(text: str, address: FunctionAddress) -> str:
-    """Return a text, such as an error message, without the paths of this host's directories.
-    `address` tells where the function was imported from, which is one of these directories.
+    """Return a text, such as an error message, without the paths of directories on this host.
+
+    One of these directories is the one from which the function at `address` was imported.
     """
     engine = Path(__file__).parents[2]
     known = {address.import_path, sys.prefix, sys.base_prefix, str(engine), str(Path.home())}

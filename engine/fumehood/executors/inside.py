@@ -40,15 +40,15 @@ def answer(
     report: Report | None = None,
     parts: Parts | None = None,
 ) -> JsonObject:
-    """Import `module:name`, call it with type-checked arguments, and return the reply.
+    """Call the function `name` of the module `module` with type-checked arguments, and return the
+    reply.
 
-    If `pickled` is not empty, nothing is imported: `pickled` is the function to call, as a base64
-    pickle from the host. Each process unpickles a function only once. `report` receives progress
-    reports. If the function is a generator, `parts` collects its items.
+    If `pickled` is not empty, it is the function itself, as a base64 pickle from the host. Then no
+    module is imported. `report` receives progress reports. If the function is a generator, `parts`
+    collects its items.
 
     Raises:
-        MemoryError: memory ran out. Only the code that called `answer` can report this without
-            using more memory.
+        MemoryError: memory ran out. The caller must report this without using more memory.
     """
     try:
         found = _unpickled(pickled) if pickled else getattr(importlib.import_module(module), name)
@@ -69,11 +69,9 @@ def answer(
         return _failure(error, module)
 
 
-@cache
+@cache  # so that the function's globals live as long as the process
 def _unpickled(pickled: str) -> FunctionTool:
-    """Unpickle and return a function. The result is cached, so that the function's globals live as
-    long as the process.
-    """
+    """Unpickle and return a function. The result is cached."""
     found: FunctionTool = pickle.loads(base64.b64decode(pickled))  # noqa: S301  # pickled by the host
     return found
 
@@ -130,8 +128,8 @@ def _failure(error: BaseException, module: str) -> JsonObject:
 
 
 def _frames(traceback: TracebackType | None, package: str) -> list[str]:
-    """Return the traceback's frames within the tool's package as `module:line in function`. The
-    innermost frame is last.
+    """Return the frames of a traceback that belong to the tool's package, each as `module:line in
+    function`. The innermost frame is last.
     """
     frames: list[str] = []
     while traceback is not None:

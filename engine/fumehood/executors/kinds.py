@@ -34,10 +34,11 @@ class _DecisionExecutor(Executor):
 
 
 def with_parts(own: Mapping[str, Executor]) -> Mapping[str, Executor]:
-    """Return the executors in `own` together with those that parts add.
+    """Return the executors in `own`, together with the executors that parts add.
 
     Raises:
-        PartError: a part adds an executor or a type of tools that already exists.
+        PartError: a part adds an executor with a name that already exists, or a type of tools that
+            already exists.
     """
     added, types = tool_kinds(), {"BUILTIN", "NATIVE"}
     for name, kind in added.items():

@@ -84,10 +84,12 @@ class ProgramExecutor(Executor):
         return IN_A_SESSION if in_session else _PLACEMENT
 
     async def run(self, run: ToolRun) -> Outcome:
-        """Run one program in a container for the call, or in the container of the call's session.
+        """Run one program, and return the outcome. If the call uses a session, the program runs in
+        the session's container, otherwise in a container for the call.
 
-        If the program fails, the error's `details` contain the same fields that `data` would
-        contain and also `exception`. If a limit ended the program, they contain `limit` as well.
+        If the program fails, the outcome has an error. Its `details` contain the same fields that
+        `data` would contain and, if the language has values, `exception`. If a limit ended the
+        program, they also contain `limit`.
         """
         results = _Results(run)
         try:
@@ -142,9 +144,10 @@ class _Results:
         self._cut = ending
 
     async def discard(self) -> None:
-        """Discard the files and output of a run that ended with an exception. But if the caller
-        cancelled the call, keep the output: store an outcome that contains it in the attribute
-        `partial` of the call's handle.
+        """Discard the files and output of a run that ended with an exception.
+
+        If the caller cancelled the call, keep the output: the attribute `partial` of the call's
+        handle is set to an outcome that contains it.
         """
         handle = self._run.handle
         self._files.discard()
@@ -159,8 +162,8 @@ class _Results:
             handle.partial = replace(outcome, kept=())  # parts use `kept` for complete runs only
 
     async def of(self, ending: RunEnding) -> tuple[Outcome, list[HeldBack]]:
-        """Return two values: the outcome of the run that has ended as `ending` says, and the
-        actions of the run that parts hold back until a human approves them.
+        """Return the outcome of the run, and the actions of the program that parts hold back until
+        a human approves them. `ending` says how the run has ended.
         """
         with anyio.CancelScope(shield=True):  # short, because it only waits for the disk
             await self._files.entries()
@@ -250,10 +253,11 @@ def _fields(
     pictures: list[JsonObject],
     left_out: int,
 ) -> JsonObject:
-    """Return the fields that both `data` and an error's `details` contain. `pictures` are the
-    entries of drawn figures, and `left_out` is the number of files that are not returned.
+    """Return the fields that both `data` and an error's `details` contain.
 
-    Programs in some languages, such as shell commands, have no value and no images.
+    `pictures` are the entries of drawn figures. `left_out` is the number of files that are not
+    returned. If the language has no values, such as a shell, the fields for the value and the
+    figures are left out.
     """
     if ending.ended_by is not EndedBy.OK:
         value = NO_VALUE
@@ -344,8 +348,8 @@ more memory than their text."""
 
 @dataclass(frozen=True, slots=True)
 class KeptText:
-    """A complete stream. If it is in memory, `text` contains it. If it is on disk, `text` is empty
-    and `cut` contains its beginning, its end and a link.
+    """The text of one output stream, which has ended. If the text is in memory, it is in `text`. If
+    it is on disk, `text` is empty, and `cut` contains its beginning, its end and a link.
     """
 
     text: str
@@ -353,9 +357,10 @@ class KeptText:
 
 
 class KeptStreams:
-    """Collects stdout and stderr of one run, redacted, and passes each piece on to `output`.
+    """Collects and redacts stdout and stderr of one run. Each redacted piece is also passed to
+    `output`.
 
-    Of each stream, characters beyond `most_characters` are dropped.
+    In each stream, characters beyond `most_characters` are dropped.
     """
 
     def __init__(
@@ -391,11 +396,12 @@ class KeptStreams:
             self._output(stream, kept)
 
     async def finish(self, *, is_cut: bool = False) -> dict[str, KeptText]:
-        """End both streams and return stream name → text, or an empty dict if there was no output.
+        """End both streams, and return their texts by the names of the streams. Return an empty
+        dict if there was no output.
 
-        `is_cut` means that the streams were cut off, possibly in the middle of a secret. In this
-        case, text at the end of a stream is left out if it could be the start of a secret. This
-        method waits only for writes to disk.
+        If `is_cut` is True, the streams were cut off, possibly in the middle of a secret. Text at
+        the end that could be the start of a secret is then left out. This method waits only for
+        writes to disk.
         """
         if not self._has_heard:
             return {}
@@ -520,8 +526,8 @@ class ProgramFiles:
         *,
         with_files: bool = True,
     ) -> None:
-        """`sent` maps the paths of the files that the caller sent to their contents. If
-        `with_files` is False, only pictures that the program drew are kept, and no other files.
+        """`sent` contains the files that the caller sent: path → content. If `with_files` is False,
+        only pictures that the program drew are kept.
         """
         self._blobs = blobs
         self._principal_id = principal_id
@@ -582,9 +588,10 @@ class ProgramFiles:
             coming.draft.feed(data)
 
     async def entries(self) -> list[JsonObject]:
-        """Build the answer's entries in `files` and `pictures`, and return `files`.
+        """Build the answer's entries for files and pictures, store them in `files` and `pictures`,
+        and return `files`.
 
-        If this method is cancelled, there may be blobs to which no answer refers.
+        If this method is cancelled, blobs may remain to which no answer refers.
         """
         self._end_file()
         done, self._done = self._done, []

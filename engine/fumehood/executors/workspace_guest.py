@@ -121,8 +121,8 @@ class Piece(Claim):
 
 
 class Pieces(Claim):
-    """Whole files, in the order of the request. A file that could not be read is None. Files at the
-    end that did not fit are missing.
+    """The contents of whole files, in the order of the request. If a file could not be read, its
+    item is None. If not all files fit into one answer, the last ones are missing.
     """
 
     pieces: list[Piece | None] = Field(max_length=MAX_LISTED)
@@ -294,10 +294,12 @@ class NotRead(Exception):
 
 
 class Scanned(Claim):
-    """A page of a workspace's files. A row has a path, a size (`DIRECTORY` for a directory),
-    whether the file is executable, and a version, which changes whenever the file changes. If links
-    are requested, each link has a row with the size `LINK`, and the link's target in place of the
-    version.
+    """A page of the list of a workspace's files.
+
+    Each row has four values: the path, the size in bytes, whether the file is executable, and its
+    version. The version changes whenever the file changes. A directory has `DIRECTORY` in place of
+    the size. If links are requested, each link has a row with `LINK` in place of the size, and its
+    target in place of the version.
     """
 
     rows: list[Annotated[Row, Field(strict=False)]] = Field(max_length=MAX_FILES)  # JSON arrays
@@ -316,12 +318,13 @@ async def answer_of(source: Lease, asked: JsonObject, model: type[M]) -> M:
 async def scan(
     source: Lease, *, links: bool = False, skip: Sequence[str] = ()
 ) -> tuple[list[Row], list[str]]:
-    """Scan a workspace. Return two lists: a row (see `Scanned`) for each file and directory, sorted
-    by path, and the paths of links and special files. The second list may be incomplete if it is
-    long.
+    """List the files of a workspace. Return two lists:
 
-    If `links` is True, links have rows in the first list instead of paths in the second.
-    Directories whose name is in `skip` are left out, with everything below them.
+    * a row (see `Scanned`) for each file and directory, sorted by path;
+    * the paths of links and special files. If there are many, some may be missing.
+
+    If `links` is True, each link has a row in the first list, and is not in the second. Directories
+    whose name is in `skip` are left out, with everything below them.
 
     Raises:
         NotRead: there are too many files.
@@ -355,8 +358,10 @@ async def scan(
 
 
 async def contents(source: Lease, rows: Iterable[Row]) -> AsyncIterator[tuple[str, bytes]]:
-    """Yield pairs of a file's path and its next piece, for the files in `rows`. An empty file has
-    no pieces.
+    """Yield the contents of the files in `rows`, piece by piece, as pairs of a file's path and its
+    next piece.
+
+    An empty file has no pieces.
 
     Raises:
         NotRead: a file has changed since the scan.

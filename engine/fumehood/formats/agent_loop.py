@@ -93,11 +93,12 @@ class AgentLoop:
             self.envelopes[place] = envelope
 
     def go_on(self) -> bool:
-        """Prepare the continuation of an earlier run, which was passed as an `AgentRun`: in the
-        conversation, replace the results of the last turn's calls by these calls' final results.
+        """Prepare the run for its next request to the model. Return False if a call of the last
+        turn still waits for approval, otherwise True.
 
-        Return True if the run can continue, or False if one of the calls still waits for approval.
-        For a new run, do nothing and return True.
+        If the run continues an earlier one, which was passed as an `AgentRun`, the last turn's
+        calls now have final results. These replace the earlier results in the conversation. For a
+        new run, do nothing.
         """
         if not self.envelopes:
             return True
@@ -128,7 +129,7 @@ class AgentLoop:
     def take(self, message: Any) -> list[JsonObject] | None:
         """Append the model's message to the conversation.
 
-        If the message contains calls, return the appended messages. Otherwise, end the run and
+        If the message contains tool calls, return the appended messages. Otherwise, end the run and
         return None.
         """
         turn = self._format.turn(plain(message))
@@ -172,8 +173,10 @@ class AgentLoop:
 
 
 def options_of(options: JsonObject, agent: str | None, tool_choice: str) -> JsonObject:
-    """Return the options for all calls of a run, on behalf of `agent` if it is given. If
-    `tool_choice` is `none`, the options allow no tool.
+    """Return the options for all calls of a run. These are `options`, with `agent` as the agent's
+    id unless they contain another one.
+
+    If `tool_choice` is `none`, the returned options allow no tool.
     """
     chosen = {"agent_id": agent, **options}
     return {**chosen, "tools": []} if tool_choice == NONE else chosen
@@ -199,8 +202,10 @@ def how_many_calls(message: Any, name: MessageFormat) -> int:
 
 
 def plain(message: Any, levels: int = 4) -> Any:
-    """Convert a message to JSON types. The message, or parts of it, may be objects of a provider's
-    library. Lists and dictionaries are searched for such objects down to `levels` levels.
+    """Convert a message to JSON types. The message may be, or contain, objects of a provider's
+    library.
+
+    Such objects are found inside lists and dictionaries, down to `levels` levels.
     """
     if isinstance(message, list | tuple) and levels:
         return [plain(item, levels - 1) for item in message]

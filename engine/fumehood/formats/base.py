@@ -70,8 +70,10 @@ class ChatFormat(Format):
     def results(
         self, calls: Sequence[ModelCall], envelopes: Sequence[Envelope], max_length: int
     ) -> list[JsonObject]:
-        """Return the messages that report the results of calls to the model. Each result has at
-        most `max_length` characters.
+        """Return messages for the model that report the results of its calls.
+
+        `envelopes` are the answers to `calls`, in the same order. Each result has at most
+        `max_length` characters.
         """
 
     @abstractmethod
@@ -113,8 +115,8 @@ def text_of(value: Any) -> str:
 
 
 def result_text(envelope: Envelope, max_length: int) -> str:
-    """Return a call's result as text for the model: the data as JSON, or `CODE: message` with the
-    error's details.
+    """Return a call's result as text for the model. If the call succeeded, this is the data as
+    JSON, otherwise `CODE: message` with the error's details.
 
     The text has at most `max_length` characters.
     """

@@ -65,11 +65,14 @@ class EngineWithFormats(Engine):
         agent_id: str | None = None,
         tools: Collection[str] | None = None,
     ) -> ExportedTools:
-        """Export tools for a principal. The result also lists the losses: what the format cannot
-        express.
+        """Export tools for a principal, with the losses: what the format `name` cannot express.
 
-        Disabled tools and tools past their sunset date are omitted. The returned values are shared
-        with other callers, so they must not be changed.
+        `agent_id` and `tools` select the tools as in `export`. Disabled tools and tools past their
+        sunset date are omitted. The caller must not change the returned values, which are shared
+        with other callers.
+
+        Raises:
+            InvalidParams, ResourceNotFound, ToolNotFound: for the same reasons as in `export`.
         """
         if name not in FORMATS:
             raise InvalidParams(f"The format is one of {', '.join(FORMATS)}.", fields=["format"])
@@ -124,8 +127,8 @@ class EngineWithFormats(Engine):
         )
 
     def _finder(self, agent_id: str | None) -> FindTool:
-        """Return a function that finds tools by name: the agent's tools or, without an agent, all
-        tools.
+        """Return a function that finds tools by name. If `agent_id` is None, the function finds all
+        tools, otherwise only the agent's tools.
 
         Finding a tool grants no right to call it.
         """

@@ -79,13 +79,14 @@ def _exported(name: FormatName, found: list[_Kept]) -> ExportedTools:
 
 
 def _converted(name: FormatName, tool: ToolDefinition) -> _Kept:
-    """Convert a tool. Examples that violate the tool's own schema are left out, because the
-    provider would refuse every request that contains such an example.
+    """Convert a tool to the format `name`. If an example violates the tool's own schema, it is left
+    out.
     """
     shown = tool.for_models()
     if not tool.input_examples or name != "anthropic":
         return tool, *FORMATS[name].tool(shown)
     schema = CompiledSchema(shown.parameters)
+    # The provider would refuse every request that contains an unsound example.
     sound = tuple(each for each in tool.input_examples if _fits(schema, each))
     made, losses = FORMATS[name].tool(shown.model_copy(update={"input_examples": sound}))
     if len(sound) < len(tool.input_examples):

@@ -58,24 +58,26 @@ def parse_message(document: Any) -> HandleBody:
 
 
 def parse_own_message(message: Any, name: str, options: JsonObject) -> HandleBody:
-    """Parse a message that a program passes within this process, as strictly as a message that
-    arrives over a socket.
+    """Parse a message that code in this process passes to the engine. `name` is the name of the
+    message's format.
 
-    Raises the same errors as `parse_message`.
+    The message is parsed as strictly as if it had arrived over HTTP. Raises the same errors as
+    `parse_message`.
     """
     body = {"format": name, "message": message, "options": options}
     return parse_message(as_sent(body, "message"))
 
 
 class MessageCalls:
-    """The tool calls in one message. `run` may be awaited only once, and `cancel` may be called at
-    any time.
+    """The tool calls in one message. The caller must await `run` at most once. It can call `cancel`
+    at any time.
 
     `repairs` limits how many threads of the engine may repair JSON at the same time.
 
     Raises:
         InvalidParams: the constructor raises this if the message is invalid or contains too many
-            calls, or if its options request repairs and the library for repairs is not installed.
+            calls. It also does so if the options request repairs, and the library for repairs is
+            not installed.
     """
 
     def __init__(
@@ -185,8 +187,8 @@ class MessageCalls:
 
 
 def _guess(repair: Callable[[str], Any], text: str) -> JsonObject:
-    """Return the object that the library's function `repair` reads from broken JSON, or {} if the
-    library finds no object.
+    """Repair broken JSON with the library's function `repair`, and return the object in it. Return
+    {} if this finds no object.
     """
     try:
         found = strict_json.loads(strict_json.dumps(repair(text)))

@@ -118,9 +118,9 @@ def waits(envelope: Envelope) -> bool:
 class ModelCall:
     """One tool call in an assistant's message, as the model wrote it.
 
-    `arguments` is an object, or an object encoded as JSON, but may also be malformed. `id` is None
-    if the provider does not identify calls by ids, and "" if the call lacks the id that the
-    provider requires.
+    `arguments` is an object or the JSON text of an object, unless the model wrote something
+    malformed. `id` is None if the provider does not identify calls by ids. It is "" if the provider
+    requires an id, and the call has none.
     """
 
     id: str | None

@@ -62,17 +62,19 @@ class Dialect:
 
     - `keywords`: constraints that are kept.
     - `formats`: values of the keyword `format` that are kept.
-    - `is_strict`: whether objects must be closed, which means that they accept only the properties
-      that they name. In a strict dialect, a part of a schema that cannot be expressed is a fault,
-      otherwise it is a loss.
+    - `is_strict`: whether each object must be closed, so that it accepts only the properties that
+      it names. If a strict dialect cannot express a part of a schema, this is a fault, otherwise a
+      loss.
     - `requires_all`: whether every property must be required. An optional property must then accept
       null.
-    - `property_name`: matches the property names that are accepted. Properties with other names get
-      an alias.
+    - `has_type_lists`: whether `type` can be a list of types.
+    - `has_recursion`: whether a schema can contain itself.
+    - `property_name`: matches the names of properties that are accepted. A property with another
+      name gets an alias. None accepts every name.
     - `max_levels`: maximum levels of nesting.
 
-    The providers' limits on the number of characters are not checked, because definitions are
-    always smaller.
+    Limits on the number of characters are not checked. Definitions of tools are always smaller than
+    the providers' limits.
     """
 
     keywords: frozenset[str]
@@ -102,10 +104,11 @@ def fit(tool: ToolDefinition, dialect: Dialect) -> Fitted:
 
 
 def without_unions(tool: ToolDefinition) -> Fitted:
-    """Return the schema of a tool's parameters with the unions at its root removed. Every provider
-    refuses a schema with unions at the root.
+    """Return the schema of a tool's parameters without the keywords that no provider accepts at its
+    root (`UNION_KEYWORDS`).
 
-    Everything else in the schema is unchanged.
+    Each removed keyword is recorded as a loss. If a property is required but not described, it gets
+    a schema. Everything else is unchanged.
     """
     given = with_own_root(tool.parameters)
     kept = {k: v for k, v in given.items() if k not in UNION_KEYWORDS and k != "$schema"}
@@ -119,8 +122,10 @@ def without_unions(tool: ToolDefinition) -> Fitted:
 
 
 def alias_of(name: str, allowed: re.Pattern[str] | None) -> str:
-    """Return a property's name if the provider accepts it, which means that it matches `allowed`.
-    Otherwise, return an alias that is derived from the name.
+    """Return the name under which the provider gets the property `name`.
+
+    If `name` matches `allowed`, or `allowed` is None, this is `name` itself. Otherwise, it is an
+    alias that is derived from `name`.
     """
     if allowed is None or allowed.fullmatch(name):
         return name
@@ -130,9 +135,10 @@ def alias_of(name: str, allowed: re.Pattern[str] | None) -> str:
 
 
 def aliased(arguments: JsonObject, parameters: JsonObject, dialect: Dialect) -> JsonObject:
-    """Replace the names of parameters in a call's arguments by their aliases, which the model sees.
-    A parameter has an alias if the provider refuses its name. `parameters` is the schema of the
-    tool's parameters. `restored` reverses this.
+    """Return a call's arguments with the parameter names that the model sees.
+
+    If the provider refuses a parameter's name, the parameter has an alias, which replaces its name.
+    `parameters` is the schema of the tool's parameters. `restored` is the reverse of this function.
     """
     aliases = _aliases(parameters, dialect.property_name)
     renamed: JsonObject = _renamed(arguments, aliases) if aliases else arguments
@@ -140,9 +146,11 @@ def aliased(arguments: JsonObject, parameters: JsonObject, dialect: Dialect) -> 
 
 
 def restored(arguments: JsonObject, parameters: JsonObject, dialect: Dialect) -> JsonObject:
-    """Convert the arguments of a model's call back to those of the tool: replace aliases by the
-    names of the parameters, and remove nulls that stand for omitted parameters. In strict mode, a
-    model cannot omit optional parameters, and sends null instead.
+    """Convert the arguments of a model's call to arguments of the tool. `parameters` is the schema
+    of the tool's parameters.
+
+    Aliases are replaced by the names of the parameters. In strict mode, a model cannot omit an
+    optional parameter, and sends null instead. Such nulls are removed.
 
     Raises:
         InvalidParams: a parameter is given twice, by its name and by its alias.
@@ -154,16 +162,16 @@ def restored(arguments: JsonObject, parameters: JsonObject, dialect: Dialect) ->
 
 
 def _undescribed(schema: JsonObject) -> JsonObject:
-    """Return a schema for each property that `schema` requires but does not describe. Return {} if
-    `schema` forbids properties that it does not describe.
+    """Return schemas for the properties that `schema` requires but does not describe: name →
+    schema.
 
-    These schemas are needed because providers refuse a name in `required` that is missing in
-    `properties`.
+    If `schema` forbids properties that it does not describe, return {}.
     """
     more = schema.get("additionalProperties", True)
     if more is False:
         return {}
     properties = schema.get("properties", {})
+    # Providers refuse a name in `required` that is missing in `properties`.
     lost = [name for name in schema.get("required", ()) if name not in properties]
     return dict.fromkeys(lost, more if isinstance(more, dict) else {})
 
@@ -197,11 +205,11 @@ class _Fitting:
         return result
 
     def _miss(self, where: str, what: str, change: str) -> None:
-        """Record that the dialect cannot express a part of the schema.
+        """Record that the dialect cannot express a part of the schema. If the dialect is strict,
+        the record is a fault, otherwise a loss.
 
-        `where` is the place of this part in the schema. `what` says what cannot be expressed, and
-        `change` says what the tool's author can do. The record is a fault if the dialect is strict,
-        and otherwise a loss.
+        `where` is the place of this part in the schema. `what` says what cannot be expressed.
+        `change` says what the tool's author can do about it.
         """
         if not self._dialect.is_strict:
             self._lose(where, what, change)
@@ -242,9 +250,11 @@ class _Fitting:
         return made
 
     def _part(self, made: JsonObject, keyword: str, said: Any, where: str, level: int) -> None:
-        """Convert the value of a keyword that contains schemas or enumerated values, and add the
-        result to the converted schema `made`. `said` is the value. `where` is the place, in the
-        tool's parameters, of the schema that has the keyword, and `level` its depth.
+        """Convert `said`, the value of a keyword that contains schemas or enumerated values, and
+        add the result to `made`.
+
+        `made` is the converted schema. `where` is the schema's place in the tool's parameters, and
+        `level` is its depth.
         """
         if keyword == "$ref":
             made[keyword] = self._reference(said, where)
@@ -258,10 +268,10 @@ class _Fitting:
             made[keyword] = self._node(said, f"{where}.items", level + 1)
 
     def _note(self, keyword: str, said: Any, where: str) -> str:
-        """Return the note that replaces an unsupported keyword in the description.
+        """Return a note for the schema's description, in place of a keyword that is not supported.
+        Unless the keyword is `default`, also record a loss.
 
-        `said` is the keyword's value, and `where` the place of its schema. A loss is recorded,
-        because the provider will not check the keyword. A `default` does not count as a loss.
+        `said` is the keyword's value. `where` is the place of the schema in the tool's parameters.
         """
         if keyword != "default":
             self._lose(
@@ -272,8 +282,11 @@ class _Fitting:
         return f"{keyword}: {_short(said)}"
 
     def _plain(self, schema: Any, where: str) -> JsonObject:
-        """Return a simpler schema that is equivalent to `schema`. In a strict dialect, also check
-        the unions in `schema`. `where` is the place of `schema` in the whole schema, for messages.
+        """Return a simpler schema that accepts the same values as `schema`. If the dialect is
+        strict, also check the unions in `schema`.
+
+        If `schema` is a boolean, return {}. The value False, which accepts nothing, is recorded as
+        not expressible. `where` is the place of `schema` in the tool's parameters.
         """
         if not isinstance(schema, dict):
             if schema is not True:
@@ -298,10 +311,13 @@ class _Fitting:
         return plain
 
     def _check_union(self, schema: JsonObject, where: str) -> None:
-        """Check that a union or reference has no other constraints next to it, and that the
-        branches of a union have different types.
+        """Check the unions and references in a schema. Each violation of these rules is recorded:
 
-        Violations are recorded.
+        * A union or a reference has no other constraints next to it.
+        * If every property must be required, only one branch of a union accepts objects, and only
+          one accepts arrays.
+
+        `where` is the place of the schema in the tool's parameters.
         """
         for keyword in ("anyOf", "$ref"):
             if keyword in schema and schema.keys() - _ANNOTATIONS - {keyword, "$defs"}:
@@ -327,11 +343,12 @@ class _Fitting:
         return list(values)
 
     def _typed(self, made: JsonObject, schema: JsonObject, where: str) -> None:
-        """If the converted schema `made` has no type, add a type, because a strict dialect requires
-        a type. `schema` is the schema before the conversion.
+        """Ensure that the converted schema `made` has a type that the dialect accepts. `schema` is
+        the schema before the conversion.
 
-        If no type can be determined, or the dialect does not accept the type, record this as a
-        fault or loss at the place `where`.
+        If `made` has no type, the type is determined from `schema`. If the dialect does not accept
+        the type, this is recorded at the place `where`. In a strict dialect, an unknown type is
+        also recorded, and an array whose items have no schema.
         """
         dialect = self._dialect
         if "enum" in made and not dialect.has_type_lists:
@@ -384,12 +401,16 @@ class _Fitting:
             )
 
     def _close(self, schema: JsonObject, where: str, *, is_root: bool) -> None:
-        """Check whether an object can be closed, which means that it accepts only the properties
-        that it names. If the object cannot be closed, record a fault at the place `where`.
+        """Check whether the object that `schema` describes can be closed, so that it accepts only
+        the properties that it names. Faults and losses are recorded at the place `where`.
 
-        If `schema` describes no properties and does not say whether it accepts others, the object
-        cannot be closed. The root schema is an exception: it can be closed then, because the engine
-        accepts no unknown parameters.
+        * If the schema allows other properties, the object cannot be closed.
+        * If the schema does not say whether it allows others, closing the object is a loss. If it
+          also names no properties, the object cannot be closed.
+        * If the schema requires a property that it does not name, the object cannot be closed.
+
+        The second rule does not apply to the root schema, because the engine accepts no unknown
+        parameters.
         """
         properties, more = schema.get("properties", {}), schema.get("additionalProperties")
         if more not in (None, False) or (more is None and not properties and not is_root):
@@ -446,8 +467,10 @@ def _in_order(kind: Any) -> list[str]:
 
 
 def _aliases(schema: JsonObject, allowed: re.Pattern[str] | None) -> dict[str, str]:
-    """Return a dictionary from each property name that needs an alias, because it does not match
-    `allowed`, to this alias. All levels of the schema are searched.
+    """Return the aliases of all property names in a schema that the provider does not accept: name
+    → alias.
+
+    `allowed` matches the names that the provider accepts. All levels of the schema are searched.
     """
     found: dict[str, str] = {}
     waiting: list[Any] = [] if allowed is None else [schema]
@@ -465,8 +488,11 @@ def _aliases(schema: JsonObject, allowed: re.Pattern[str] | None) -> dict[str, s
 
 
 def _names_in(node: JsonObject) -> list[str]:
-    """Return the names of properties that a schema describes or requires. `node` may also be an
-    object that is not a schema.
+    """Return the property names in one object of a schema: the keys of its `properties`, and the
+    names in its `required`.
+
+    `node` is any JSON object inside a schema. If it is not a schema itself, these two fields may be
+    missing or have other types, and are then ignored.
     """
     properties, required = node.get("properties"), node.get("required")
     names = [*properties] if isinstance(properties, dict) else []
@@ -475,8 +501,11 @@ def _names_in(node: JsonObject) -> list[str]:
 
 
 def with_aliases(node: Any, allowed: re.Pattern[str]) -> Any:
-    """Return the schema `node` with an alias for each property name that the provider refuses
-    because it does not match `allowed`.
+    """Return a schema in which each property name that the provider refuses is replaced by its
+    alias.
+
+    `allowed` matches the names that the provider accepts. `node` is the schema, or any JSON value
+    inside it.
     """
     if isinstance(node, list):
         return [with_aliases(child, allowed) for child in node]

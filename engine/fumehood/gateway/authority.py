@@ -38,8 +38,8 @@ SKEW = timedelta(days=2)
 
 
 class Authority:
-    """Issues a certificate for each host that programs connect to. The gateway, which answers
-    programs in place of the host, presents this certificate to the programs.
+    """Issues a TLS certificate for each host that programs connect to. The gateway presents this
+    certificate when it answers programs in place of the host.
 
     The attribute `certificate` is the authority's own certificate, as PEM text.
     """
@@ -68,11 +68,10 @@ class Authority:
         self.context_for = lru_cache(self._context)
 
     def _context(self, host: str) -> ssl.SSLContext:
-        """Return the TLS server context with which the gateway answers programs that connect to
-        `host`.
+        """Return the TLS context with which the gateway answers programs in place of `host`.
 
-        `host` is a name in its canonical form, or an address. The TLS handshake fails if the
-        program asks for a different host.
+        `host` is a name in its canonical form, or an IP address. If a program asks for a different
+        host in its TLS handshake, the handshake fails.
         """
         bare = host.removeprefix("[").removesuffix("]")
         try:

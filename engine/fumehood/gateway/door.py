@@ -126,9 +126,11 @@ class NetworkUse:
         )
 
     def warnings(self) -> tuple[str, ...]:
-        """Return the call's warnings about its network use. There is one sentence for each of the
-        `MAX_NAMED` most frequent reasons for refusals, and one for each of the `MAX_NAMED` most
-        frequent reasons for failures.
+        """Return warnings about the refused and failed requests of the program.
+
+        Each warning is about one reason, and says how many requests were refused or failed for this
+        reason. There are warnings for the `MAX_NAMED` most frequent reasons for refusals, and for
+        as many reasons for failures.
         """
         return tuple(
             f"The gateway refused {count} of the program's requests: {why}"
@@ -204,8 +206,8 @@ class Door:
 
     @property
     def is_answered(self) -> bool:
-        """Whether the tape, a recording of earlier requests and their answers, answers all requests
-        of the program. If so, nothing is sent to hosts.
+        """Whether the tape answers all requests of the program, so that nothing is sent to hosts.
+        The tape is a recording of earlier requests and their answers.
         """
         return self.tape is not None and self.tape.answers
 
@@ -218,11 +220,14 @@ class Door:
         return self.tape.begin(request, status, headers) if self.tape is not None else None
 
     def play(self, request: ProgramRequest, digest: str) -> TapedAnswer:
-        """Count `request`, and return the recorded answer that the tape has for it. `digest` is the
-        SHA-256 of the request's body.
+        """Count `request`, and return the answer that the tape has recorded for it. The door must
+        have a tape.
+
+        `digest` is the SHA-256 of the request's body.
 
         Raises:
-            Refusal: the tape has no answer, or the call may make no more requests.
+            Refusal: the tape has no answer, or the call has already made the maximum number of
+                requests.
         """
         assert self.tape is not None
         self._count_host(request.place.host)
@@ -309,7 +314,8 @@ class Door:
     def count(self) -> None:
         """Count an attempt to send a request or to open a tunnel, even if the attempt is invalid.
 
-        Raises Refusal if the call makes more than twice as many attempts as it may make requests.
+        The limit for attempts is twice the maximum number of requests. Raises Refusal if it is
+        exceeded.
         """
         self._tries += 1
         if self._tries > 2 * self._settings.max_requests:
@@ -320,13 +326,12 @@ class Door:
 
     @contextmanager
     def holding(self) -> Iterator[None]:
-        """Count a request as held, which means that it waits for a human's approval, for the
-        duration of the `with` block.
+        """Count a request as held while the `with` block runs. A held request waits for a human's
+        approval.
 
-        Raises Refusal if too many of the program's requests are already held. There is a limit
-        because each held request keeps its body in memory.
+        Raises Refusal if `MAX_OPEN_CALLS` of the program's requests are already held.
         """
-        if self._held_now >= MAX_OPEN_CALLS:
+        if self._held_now >= MAX_OPEN_CALLS:  # each held request keeps its body in memory
             raise self.refused(
                 429,
                 "RATE_LIMITED",
@@ -341,19 +346,19 @@ class Door:
     async def ask(
         self, request: ProgramRequest, body: bytes, send: Send, clock: RunClock
     ) -> EngineError | None:
-        """Request a human's approval of `request`, then call `send`. Return None if the request was
-        sent and succeeded, otherwise the error that says why not.
+        """Request a human's approval of `request`. If it is approved, call `send`.
 
-        `clock` is the program's clock. It is paused while the human decides.
+        Return None if the request was sent and succeeded, otherwise the error that says why not.
+        `clock` is the program's clock, which is paused while the human decides.
         """
         self.use.held += 1
         return await self._ask(shown_request(request, body), send, clock)
 
     def hold_back(self, request: ProgramRequest, body: bytes) -> Refusal:
-        """Hold back a trial's request, so that it can be sent after a human's approval.
+        """Hold back a request of a trial until a human approves it. Return the refusal that the
+        program gets as the answer.
 
-        Return the refusal that the program gets as the answer, whether the request was held back or
-        not. If the request cannot be held back, the refusal says why.
+        If the request cannot be held back, the refusal says why.
         """
         assert self.held_back is not None
         if request.is_upgrade or request.method == TUNNEL:
@@ -388,8 +393,8 @@ class Door:
     async def note_refusal(self, request: ProgramRequest, refusal: Refusal) -> None:
         """Record a refusal of `request` in the audit log.
 
-        Do nothing if `refusal` only reports that a host failed, or if the call has already had
-        `MAX_NOTED` refusals.
+        If the refusal only reports that a host failed, nothing is recorded. Nothing is recorded
+        either if the call has already had `MAX_NOTED` refusals.
 
         Raises:
             Refusal: the audit log could not be written.
@@ -415,16 +420,17 @@ class Door:
             ) from None
 
     def refused(self, status: int, code: str, message: str) -> Refusal:
-        """Count a refusal, and return it as an exception that the caller of this method must raise.
-        `status` and `code` are the HTTP status and the error code that the program gets.
+        """Count a refusal, and return it as an exception. The caller must raise it.
+
+        The program gets the HTTP status `status`, and the error code `code` with `message`.
         """
         self.use.denied += 1
         _count(self.use.refusals, message)
         return Refusal(status, code, message)
 
     def failed(self, message: str) -> HostFailure:
-        """Count a failure of a host, and return it as an exception that the caller of this method
-        must raise. `message` says what failed.
+        """Count a failure of a host, and return it as an exception. The caller must raise it.
+        `message` says what failed.
         """
         _count(self.use.failures, message)
         return HostFailure(502, "NETWORK_ERROR", message)

@@ -94,12 +94,12 @@ class GatewayPart(EnginePart):
 
     @asynccontextmanager
     async def around(self, run: ToolRun, before: Sequence[Given]) -> AsyncIterator[Given | None]:
-        """If the call names hosts, yield what gives the call's program access to the network
-        through the gateway. Otherwise yield None.
+        """Give a call's program access to the network through the gateway. If the call names no
+        hosts, yield None.
 
-        `before` contains what earlier parts gave to the run. If one of them gave a tape, the tape
-        records or answers the program's requests. If one of them holds back the effects of the run,
-        requests are held back too.
+        `before` are the contributions of earlier parts to the run. If one of them offers a tape,
+        the tape records or answers the program's requests. If one of them holds back the effects of
+        the run, the program's requests are held back too.
         """
         if not run.network:
             yield None
@@ -119,13 +119,15 @@ class GatewayPart(EnginePart):
     def _opened(
         self, run: ToolRun, tape: Tape | None, held: list[HeldRequest] | None
     ) -> AbstractAsyncContextManager[tuple[Door, Stream[Connections]]]:
-        """Open the door of a call, which decides which of its program's requests are sent, and the
-        stream between the program and the gateway. If `held` is given, requests are added to it
-        instead of being sent.
+        """Open the door of a call. Return a context manager that yields the door, and the stream
+        between the program and the gateway.
+
+        The door decides which requests of the program are sent. If `tape` is given, it records or
+        answers the requests. If `held` is given, requests are added to it instead of being sent.
 
         Raises:
-            PermissionDenied: the operator has allowed no host and no index, and no tape answers the
-                requests.
+            PermissionDenied: the operator has allowed no host and no package index, and no tape
+                answers the requests.
         """
         calls, options = run.calls, run.request.options
         assert calls is not None
@@ -147,14 +149,14 @@ class GatewayPart(EnginePart):
 
     @asynccontextmanager
     async def around_lasting(self, program: LastingProgram) -> AsyncIterator[Given | None]:
-        """If a program that serves many calls names hosts, yield what gives the program access to
-        the network through the gateway. Otherwise yield None.
+        """Give a program that serves many calls access to the network through the gateway. If the
+        program names no hosts, yield None.
 
-        If the program misuses the placeholder of a secret whose settings demand this, end the
-        program.
+        If the program misuses the placeholder of a secret, and the settings of this secret demand
+        it, the program is ended.
 
         Raises:
-            PermissionDenied: the operator has allowed no host and no index.
+            PermissionDenied: the operator has allowed no host and no package index.
             SandboxViolation: the program was ended because it misused a secret.
         """
         if not program.hosts:
@@ -183,9 +185,9 @@ class GatewayPart(EnginePart):
             raise SandboxViolation("it misused the placeholder of a secret, so it was ended")
 
     async def send(self, run: ToolRun, requests: Sequence[HeldRequest]) -> EngineError | None:
-        """Send the requests that a trial held back, in their original order, and stop at the first
-        request that fails. Return the error of the failed request, or None if all requests
-        succeeded.
+        """Send the requests that a trial held back, in their original order, until one fails.
+
+        Return the error of the failed request, or None if all requests succeeded.
         """
         async with self._opened(run, None, None) as (door, _):
             assert door.deliver is not None
@@ -238,7 +240,8 @@ class _LastingUse:
     """The network use before the program's last restart, as far as no call has reported it yet."""
 
     def share(self) -> Share:
-        """Return the network use since the last call ended, as the share of the call that ends now.
+        """Return what the gateway adds to the outcome of the call that ends now: the network use
+        since the previous call ended.
 
         Also reset all counts, so that the next call has the full limits on network use.
         """

@@ -84,8 +84,8 @@ class Placeholders:
         )
 
     def misused(self, request: ProgramRequest) -> tuple[str, str] | None:
-        """Return the first secret whose placeholder the request misuses: its name, and a clause
-        that says how the placeholder is misused. Return None if no placeholder is misused.
+        """Return None if the request misuses no placeholder. Otherwise, return two values about the
+        first misuse: the name of the secret, and a clause that says how its placeholder is misused.
         """
         names = b"\n".join(name for name, _ in request.headers)
         in_text = self.within(request.url.encode() + b"\n" + names)
@@ -100,8 +100,10 @@ class Placeholders:
         return None
 
     def require_searchable(self, request: ProgramRequest) -> None:
-        """Raise Refusal if the host of the request may know a secret, and the request asks for an
-        answer that cannot be searched for the secret, such as a part of a file or a WebSocket.
+        """Check that the answer to a request can be searched for secrets. No check is needed if the
+        host of the request cannot know a secret.
+
+        Raises Refusal if the request asks for a part of a resource, or opens a WebSocket.
         """
         if not self._of_host(request):
             return
@@ -129,8 +131,10 @@ class Placeholders:
         return None
 
     async def put_in(self, request: ProgramRequest) -> tuple[Headers, SecretValues]:
-        """Return two values: the headers of the request with the placeholders replaced by the
-        values of the secrets, and the values for which the answer must be searched.
+        """Replace the placeholders in the headers of a request by the values of the secrets.
+
+        Return two values: the new headers, and the values of the secrets for which the answer must
+        be searched.
 
         Raises:
             Refusal: a secret that is bound to the host has no usable value.
@@ -167,8 +171,8 @@ class Placeholders:
         return [placeholder for placeholder in self._bound if placeholder in plain]
 
     def _fault(self, request: ProgramRequest, header: bytes, placeholder: bytes) -> str | None:
-        """Return None if the placeholder in this header may be replaced by the value of its secret.
-        Otherwise return a clause that says why not.
+        """Return None if the placeholder may be replaced by the value of its secret in this header
+        of the request. Otherwise, return a clause that says why not.
         """
         name, settings = self._bound[placeholder]
         place = request.place
@@ -205,8 +209,8 @@ class BodyWatch:
         self._tail = b""
 
     def add(self, piece: bytes) -> str | None:
-        """Search the next piece of the body. Return the name of a secret whose placeholder ends in
-        this piece, or None if none does.
+        """Search the next piece of the body. If a placeholder ends in this piece, return the name
+        of its secret, otherwise None.
         """
         text = self._tail + piece
         self._tail = text[-PLACEHOLDER_CHARACTERS + 1 :]
@@ -237,8 +241,10 @@ def _is_asked_for(host: str, patterns: tuple[str, ...]) -> bool:
 
 
 def _plain(value: bytes) -> bytes:
-    """Return the value of a header as plain text. The credentials of HTTP Basic authentication,
-    which git uses for example, are decoded from base64. Any other value is returned unchanged.
+    """Return the value of a header in the form in which it can contain a placeholder.
+
+    If the value is for HTTP Basic authentication, these are the credentials, decoded from base64.
+    Any other value is returned unchanged.
     """
     if value[: len(_BASIC)].lower() == _BASIC:
         try:

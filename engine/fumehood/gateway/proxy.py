@@ -113,8 +113,8 @@ class _Peer:
             await self.stream.send(data)
 
     async def body(self, door: Door) -> AsyncIterator[bytes]:
-        """Yield the body of the current request in pieces. Each piece is counted as sent before it
-        is yielded.
+        """Yield the body of the current request in pieces. Before a piece is yielded, its bytes are
+        charged to the limits and budgets of the call.
 
         Raises:
             Refusal: the body contains a placeholder, has too many small chunks, or exceeds a limit.
@@ -212,8 +212,8 @@ class Proxy:
     async def _serve(self, peer: _Peer, inside: Place | None) -> None:
         """Serve the requests that arrive on a connection, until the connection ends.
 
-        If the connection is a decrypted tunnel, `inside` is the place to which the tunnel leads.
-        Otherwise, `inside` is None.
+        If the connection runs inside a decrypted tunnel, `inside` is the place to which the tunnel
+        leads. Otherwise, it is None.
         """
         while True:
             peer.has_answered, peer.request, peer.digest = False, None, hashlib.sha256()
@@ -249,8 +249,10 @@ class Proxy:
             peer.http.start_next_cycle()
 
     async def _tunnel(self, peer: _Peer, event: h11.Request) -> None:
-        """Accept a CONNECT request, and serve the requests that arrive through its tunnel. `event`
-        is the CONNECT request.
+        """Accept the CONNECT request `event`, and serve its tunnel until the tunnel ends.
+
+        If the operator has configured the target as a tunnel, the connection is passed through
+        without decryption. Otherwise, the requests that arrive through it are served.
 
         Raises:
             Refusal: the target is invalid, or the connection must not be passed through.
@@ -288,12 +290,14 @@ class Proxy:
     async def _pass_unopened(
         self, peer: _Peer, request: ProgramRequest, established: h11.Response
     ) -> None:
-        """Judge a TLS connection by the name of its host only, and pass it through without
-        decryption. `established` is the response with which the proxy accepts the CONNECT request.
+        """Judge a TLS connection by its host only, and pass it through without decryption.
+
+        `established` is the response with which the proxy accepts the CONNECT request.
 
         Raises:
-            Refusal: the connection is not allowed or would need approval, the server name in the
-                program's TLS handshake is not the host, or the host cannot be reached.
+            Refusal: the connection is not allowed, or would need approval. Also raised if the
+                server name in the program's TLS handshake is not the host, or if the host cannot be
+                reached.
         """
         door, place = self._door, request.place
         try:
@@ -334,8 +338,11 @@ class Proxy:
             raise
 
     async def _exchange(self, peer: _Peer, request: ProgramRequest) -> None:
-        """Judge a request. If it is allowed, send it and pass the host's answer to the program. If
-        the call has a tape that answers requests, answer with the tape's recorded answer instead.
+        """Judge a request, send it, and pass the host's answer to the program. If the request needs
+        approval, wait for the approval before it is sent.
+
+        If the call has a tape that answers requests, send nothing, and answer with the tape's
+        recorded answer.
 
         Raises:
             Refusal: the request was refused or held back, or the host failed.
@@ -360,8 +367,8 @@ class Proxy:
             await self._hold(peer, request, await self._whole(peer, request))
 
     async def _play(self, peer: _Peer, request: ProgramRequest) -> None:
-        """Read a request to its end, and send the program the answer that the tape (a recording)
-        has for it.
+        """Read a request to its end, and answer it with the answer that the tape (a recording) has
+        for it.
 
         Raises Refusal if the tape has no answer.
         """
@@ -381,8 +388,8 @@ class Proxy:
             following.finish(answer.digest)
 
     async def _hold(self, peer: _Peer, request: ProgramRequest, body: bytes) -> None:
-        """Request a human's approval of a request with the body `body`. After the approval, send
-        the request, and pass the host's answer to the program.
+        """Request a human's approval of a request with the body `body`. If it is approved, send the
+        request, and pass the host's answer to the program.
 
         Raises:
             Refusal: the request was not approved, or the approval could not be requested.
@@ -426,8 +433,8 @@ class Proxy:
             await self._answer(peer, request, answer, values)
 
     async def deliver(self, held: HeldRequest) -> int:
-        """Send a request that a trial held back, after a human's approval. Return the HTTP status
-        of the answer.
+        """Send a request that a trial held back, and return the HTTP status of the answer. The
+        caller must have a human's approval of the request.
 
         Raises:
             Refusal: the request is no longer allowed, or the host failed.
@@ -448,11 +455,11 @@ class Proxy:
     async def _answered(
         self, request: ProgramRequest, content: AsyncIterator[bytes] | None, length: int | None
     ) -> AsyncIterator[tuple[httpcore2.Response, SecretValues]]:
-        """Send a request to its host. Yield the host's answer, and the values of the secrets for
-        which the answer must be searched.
+        """Send a request to its host. Yield two values: the host's answer, and the values of the
+        secrets for which the answer must be searched.
 
-        `content` is the body, or None without a body. `length` is the size of the body in bytes;
-        None means the length that the request itself declares.
+        `content` is the body, or None if there is no body. `length` is the size of the body in
+        bytes. None means the length that the request itself declares.
 
         Raises:
             Refusal: a secret has no usable value, the address is not allowed, or the host failed.
@@ -506,8 +513,10 @@ class Proxy:
         answer: httpcore2.Response,
         values: SecretValues,
     ) -> None:
-        """Pass the host's answer to the program. `values` are the values of the secrets that the
-        host may have received; they are replaced in the answer.
+        """Pass the host's answer to the program, but without the values of secrets.
+
+        `values` are the values of the secrets that the host may have received. If they occur in the
+        answer, they are replaced.
 
         Raises:
             Refusal: the answer cannot be searched for these secrets.

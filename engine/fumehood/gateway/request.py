@@ -63,8 +63,8 @@ class Refusal(Exception):
 
 
 class HostFailure(Refusal):
-    """Raised if a host failed, so the gateway has no answer of the host to pass on. The gateway
-    itself has refused nothing.
+    """Raised if a host failed, so that there is no answer to pass on. The gateway has refused
+    nothing.
     """
 
 
@@ -158,11 +158,10 @@ class ProgramRequest:
 def read_request(
     method: bytes, target: bytes, headers: Iterable[tuple[bytes, bytes]], inside: Place | None
 ) -> ProgramRequest:
-    """Parse the head of a request. `target` is the request's target as it stands in the request
-    line.
+    """Parse the head of a request. `target` is the target in the request line, unchanged.
 
-    `inside` is the place to which a tunnel leads, if the request arrived through a tunnel.
-    Otherwise it is None.
+    If the request arrived through a tunnel, `inside` is the place to which the tunnel leads.
+    Otherwise, it is None.
 
     Raises:
         Refusal: the request is ambiguous, or the gateway does not pass on requests of this form.
@@ -224,10 +223,11 @@ def _absolute(target: str) -> tuple[Place, str]:
 
 
 def _as_servers_read(name: bytes) -> bytes:
-    """Return the name of a header with every character except letters and digits replaced by `-`.
+    """Return a header's name as some servers read it: every character except letters and digits is
+    replaced by `-`.
 
-    Some servers convert header names to variable names, and then cannot tell these characters
-    apart. *Source*: RFC 3875, section 4.1.18.
+    These servers convert the names of headers to names of variables. *Source*: RFC 3875, section
+    4.1.18.
     """
     return re.sub(rb"[^a-z0-9]", b"-", name)
 

@@ -74,8 +74,8 @@ host accepts at once, plus the usual maximum for other frames.
 
 
 def network_kind(trust: str) -> StreamKind:
-    """Return the kind of stream that connects a program to the gateway. `trust` is the certificates
-    that the program must accept, as PEM text.
+    """Return the kind of stream that connects a program to the gateway. `trust` contains the
+    certificates that the program must accept, as PEM text.
     """
     return StreamKind("network", trust, max_unread_bytes=MAX_UNREAD)
 
@@ -224,7 +224,8 @@ class Gateway:
                 await pool.aclose()
 
     def _asked(self, wishes: Iterable[str]) -> tuple[tuple[str, ...], GatewaySettings, Lists]:
-        """Convert the hosts and indexes that a call requests to what its door needs.
+        """Determine what a door needs to know about `wishes`, the hosts and package indexes that
+        its call requests.
 
         Return three values:
 

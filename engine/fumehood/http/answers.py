@@ -60,8 +60,8 @@ def engine_of(request: Request) -> Engine:
 
 
 def answer(engine: Engine, data: BaseModel) -> Response:
-    """Return a response with a success envelope that contains `data`. Not used for calls, which
-    have their own envelopes.
+    """Return a response with a success envelope whose data is `data`. For a call, use
+    `envelope_response` instead, because a call has its own envelope.
     """
     return envelope_response(engine.answer(data.model_dump(mode="json")))
 
@@ -88,9 +88,8 @@ def envelope_response(envelope: Envelope) -> Response:
 
 
 def once_delivered(request: Request, response: Response, tell: Callable[[], None]) -> Response:
-    """Arrange that `tell` is called once `response` has been sent. Return `response`.
-
-    `tell` is not called for a HEAD request, or if the client has already disconnected.
+    """Arrange that `tell` is called once `response` has been sent, and return `response`. If the
+    request is a HEAD request, or if the client has already disconnected, `tell` is not called.
     """
 
     async def told() -> None:

@@ -103,11 +103,11 @@ the callers' socket answers RESOURCE_NOT_FOUND."""
 
 
 class Faces:
-    """The ASGI application of the server: passes each request to the application that serves the
+    """The ASGI application of the server. It passes each request to the application that serves the
     socket on which the request arrived.
 
-    Parts can mount own applications at paths of the callers' sockets. Such an application then gets
-    the requests with this path.
+    A part can mount an application of its own at a path of the callers' sockets. Requests with this
+    path then go to that application.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -124,11 +124,8 @@ class Faces:
         self._handovers: list[Handovers] = [one for place in places for one in imported(place)]
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
-        """Return the coroutine that answers one request.
-
-        This method is not itself a coroutine function, because each nested coroutine would slow
-        down every call.
-        """
+        """Return the coroutine that answers one request."""
+        # Not a coroutine function, because each nested coroutine would slow down every call.
         face = scope["state"]["face"]
         given = headers_of(scope, TRACEPARENT)
         # Also set without the header: a pipelined request may begin in the previous one's context.
@@ -144,14 +141,15 @@ class Faces:
         return app(scope, receive, send)
 
     def takes_over(self, path: bytes) -> bool:
-        """Return whether requests with this path are not answered over HTTP, because a part uses
-        their connections for something else.
+        """Return whether a part takes over the connections of requests with this path. Such
+        requests are not answered over HTTP.
         """
         return any(one.accepts(path) for one in self._handovers)
 
     def hand_over(self, request: Request, upgrade: bytes | None) -> Handover:
-        """Check a request whose connection a part takes over. Return the part's object that then
-        serves the connection. `upgrade` is the protocol in the request's `Upgrade` header, or None.
+        """Check a request whose connection a part will take over. Return the object that serves the
+        connection from then on. `upgrade` is the protocol in the request's `Upgrade` header, or
+        None.
 
         Raises EngineError if the request is refused.
         """
@@ -166,14 +164,11 @@ class Faces:
 
 
 class Application:
-    """Serves the operations of one socket for an engine that has been started.
-
-    The class uses Starlette's requests and responses. It does not use Starlette's application and
-    routes, because they would slow down every call: they take about as much time as one of the
-    checks that the engine makes for each call.
-    """
+    """Serves the operations of one socket for an engine that has been started."""
 
     def __init__(self, engine: Engine, title: str, operations: Sequence[Operation]) -> None:
+        # Starlette's application and routes are not used, because they would slow down every call:
+        # they take about as much time as one of the engine's checks.
         # Fixed addresses come before those that have an id in the same place.
         self._operations = tuple(sorted(operations, key=lambda one: "{" in one.path))
         self.engine = engine
@@ -277,10 +272,8 @@ Schemas = dict[type[Any], JsonObject]
 
 
 def make_document(title: str, version: str, operations: Sequence[Operation]) -> JsonObject:
-    """Make the OpenAPI document of one socket, which serves `operations`.
-
-    Each answer has its own complete schema, because client generators only partly support combined
-    schemas and repeated names.
+    """Make the OpenAPI document of one socket, which serves `operations`. `title` and `version` are
+    those of the document.
     """
     schemas, definitions = _schemas(operations)
     paths: dict[str, JsonObject] = {}
@@ -302,15 +295,14 @@ def _schemes(operations: Iterable[Operation]) -> JsonObject:
 
 
 def _schemas(operations: Iterable[Operation]) -> tuple[Schemas, JsonObject]:
-    """Return two values: for each model a reference to its schema, and the definitions to which
-    these references point.
-
-    Requests and answers share one definition of a model: its schema for validation. Its schema for
-    serialization is not used, because it would require fields that an answer may lack.
+    """Return two values for the models of `operations`. The first maps each model to a reference to
+    its definition. The second maps the names of the definitions to the definitions.
     """
     wanted: dict[type[BaseModel], None] = {Envelope: None}
     for operation in operations:
         wanted |= {model: None for model in (operation.body, operation.data) if model is not None}
+    # Requests and answers share the schema for validation. The schema for serialization would
+    # require fields that an answer may lack.
     modes: list[tuple[type[BaseModel], Literal["validation"]]]
     modes = [(model, "validation") for model in wanted]
     schemas, found = models_json_schema(modes, ref_template=REFERENCE)
@@ -319,12 +311,9 @@ def _schemas(operations: Iterable[Operation]) -> tuple[Schemas, JsonObject]:
 
 
 def _worded(schema: Any) -> Any:
-    """Return a schema without `default` keywords. The descriptions state the default values
-    instead.
-
-    Otherwise, generated clients would send every default value explicitly. A request that changes
-    one field of an object would then reset the other fields.
-    """
+    """Return a schema whose descriptions state the default values, without `default` keywords."""
+    # With `default`, generated clients would send every default value explicitly. A request that
+    # changes one field of an object would then reset the other fields.
     if isinstance(schema, list):
         return [_worded(part) for part in schema]
     if not isinstance(schema, dict):
@@ -395,8 +384,8 @@ def _responses(operation: Operation, schemas: Schemas, definitions: JsonObject) 
 def _envelope(
     definitions: JsonObject, name: str, *, is_success: bool, data: JsonObject
 ) -> JsonObject:
-    """Add the definition of an envelope to `definitions` under `name`, and return a reference to
-    this definition. `data` is the schema of the envelope's `data`.
+    """Define an envelope in `definitions` under `name`, and return a reference to this definition.
+    `data` is the schema of the envelope's `data`.
     """
     any_envelope = definitions["Envelope"]
     fields = {
@@ -406,6 +395,8 @@ def _envelope(
         "data": data,
         "error": {"type": "null"} if is_success else {"$ref": REFERENCE.format(model="ErrorInfo")},
     }
+    # A complete schema for each answer, because client generators only partly support combined
+    # schemas and repeated names.
     definitions[name] = {**any_envelope, "title": name, "properties": fields}
     return {"$ref": REFERENCE.format(model=name)}
 
@@ -424,8 +415,7 @@ def _path_parameters(operation: Operation) -> list[JsonObject]:
 
 
 def _query_parameters(operation: Operation, definitions: JsonObject) -> list[JsonObject]:
-    """Describe each field of the query model as a parameter.
-
+    """Return a description of each field of the operation's query model as a query parameter.
     Schemas to which the fields refer are added to `definitions`.
     """
     if operation.query is None:

@@ -79,8 +79,8 @@ async def parse_in_thread(body: bytes) -> Any:
 
 
 def parse_json(body: bytes) -> Any:
-    """Parse a body in the current thread, so use this only for small bodies. Raises InvalidParams
-    if the body is not strict JSON.
+    """Parse a body in the current thread, which is right only for small bodies. Raises
+    InvalidParams if the body is not strict JSON.
     """
     try:
         return strict_json.loads(body)
@@ -128,7 +128,7 @@ def parse_body(model: type[M], document: Any) -> M:
 
 def parse_query(model: type[M], request: Request) -> M:
     """Validate the request's query, and return it as an instance of `model`. The model converts the
-    texts of the query to booleans and numbers.
+    query's texts to booleans and numbers.
 
     Raises:
         InvalidParams: the query is invalid. The error names the invalid parameters.
@@ -174,8 +174,8 @@ class IncomingBody:
         self._is_over = False
 
     async def whole(self) -> bytes:
-        """Return the whole body. Before an exception is raised, the rest of the body is read and
-        discarded.
+        """Return the whole body. If the body is refused, the rest of it is read and discarded
+        before the exception is raised.
 
         Raises:
             RequestTooLarge: the body is larger than 8 MB.
@@ -266,8 +266,8 @@ def _give_back(scope: Scope, size: int) -> None:
 
 
 def require_room(request: Request, size: int = HELD_BYTES) -> None:
-    """Raise RateLimited if the unfinished requests of the request's user would occupy too much
-    memory with `size` more bytes.
+    """Check that the request's user may occupy `size` more bytes of memory with unfinished
+    requests. Raises RateLimited if this would be too much memory.
     """
     state = request.scope["state"]
     if state["held_bytes"].lacks(state["who"], size) is not None:
@@ -291,11 +291,11 @@ def attachment_headers(path: str, content_type: str, size: int | None) -> dict[s
 
 
 class FileBody(Response):
-    """A response that sends a file in pieces.
+    """A response that sends the file whose content `pieces` yields.
 
-    The connection is closed early if iterating `pieces` raises an exception of the type `broken`,
-    or if the client is too slow. `on_break` is then called with the reason as text. `on_end` is
-    always called at the end.
+    If `pieces` raises an exception of the type `broken`, or if the client is too slow, the
+    connection is closed early. In this case, `on_break` is called with the reason as text. `on_end`
+    is always called at the end.
     """
 
     def __init__(

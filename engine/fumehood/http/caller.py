@@ -30,11 +30,12 @@ MAX_CREDENTIAL_CHARACTERS = 200
 
 
 def principal_of(request: Request) -> Principal | None:
-    """Return the principal of a request, or None if it has no credential and the peer's user is
-    unknown.
+    """Return the principal of a request. It is the principal of the request's credential. If the
+    request has no credential, it is the principal of the peer's user. Return None if that user is
+    unknown or is not served.
 
     Raises:
-        Unauthorized: the token is unknown, expired or revoked.
+        Unauthorized: the token is unknown, expired or revoked, or the header with it is malformed.
     """
     engine = engine_of(request)
     credential = _credential(request)
@@ -57,15 +58,15 @@ def require_own_user(request: Request) -> None:
 
 
 async def require_admin(request: Request) -> Principal:
-    """Require a credential with the scope `admin`, and return its principal.
+    """Require a credential with the scope `admin`, and return its principal. This scope allows
+    changes to authority, agents, tokens and the registry.
 
-    This scope allows changes to authority, agents, tokens and the registry. Call this function
-    after the body has been read, so that a credential that is revoked while the body arrives is
-    refused. Refusals are logged.
+    The caller must have read the request's body before. Otherwise, a credential that is revoked
+    while the body arrives would be accepted. Refusals are logged.
 
     Raises:
         Unauthorized: the request has no credential, or an unknown one.
-        PermissionDenied: the credential lacks the scope `admin`.
+        PermissionDenied: the credential lacks the scope.
         RateLimited: too many credentials are being checked.
     """
     return await _require(request, Scope.ADMIN)
@@ -80,10 +81,10 @@ async def require_approver(request: Request) -> Principal:
 
 
 async def require_decider(request: Request) -> Principal:
-    """Require a credential with the scope `approve`, and return its principal.
+    """Require a credential with the scope `approve`, and return its principal. If the credential
+    lacks the scope, also record the attempt in the audit chain (the tamper-evident log).
 
-    If the credential lacks the scope, the attempt is also recorded in the audit chain (the
-    tamper-evident log). Raises for the same reasons as `require_admin`.
+    Raises for the same reasons as `require_admin`.
     """
     approval_id: str | None = request.path_params.get("approval_id")
     try:
@@ -105,21 +106,19 @@ async def require_authority(request: Request) -> Principal:
 
 def peer_principal_id(request: Request) -> str | None:
     """Return the id of the principal that belongs to the peer's uid. The request's credential is
-    ignored.
-
-    Return None if the uid is unknown. Also return None in single-user mode, because approvers and
-    callers have the same uid there, so the uid does not distinguish them.
+    ignored. Return None if the uid is unknown, or in single-user mode.
     """
     engine = engine_of(request)
     uid = _peer(request).uid
+    # In single-user mode, approvers and callers have the same uid, so it does not distinguish them.
     if engine.config.mode == "single-user" or uid == OVERFLOW_UID:
         return None
     return engine.principal_of_uid(uid).id
 
 
 def log_refusal(request: Request, event: str, refusal: EngineError) -> None:
-    """Log that a request was refused. `event` is the name of the log event, which also contains the
-    error code of `refusal` and the peer's uid and pid.
+    """Log that a request was refused because of `refusal`. `event` is the name of the log event.
+    The event also contains the error code, and the peer's uid and pid.
     """
     engine = engine_of(request)
     peer = _peer(request)
@@ -170,10 +169,11 @@ async def _require(request: Request, *scopes: Scope) -> Principal:
 
 
 async def _known(request: Request, engine: Engine) -> Principal:
-    """Return the principal to whom the request's credential belongs, whatever its scopes are.
+    """Return the principal to whom the request's credential belongs. Scopes are not checked.
 
     Raises:
-        Unauthorized: the request has no credential, or an unknown one.
+        Unauthorized: the request has no credential, or one that is unknown or no longer valid.
+        RateLimited: too many credentials are being checked.
     """
     credential = _credential(request) or ""
     if credential.startswith(f"{tokens.KIND}_"):

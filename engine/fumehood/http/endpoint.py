@@ -90,8 +90,8 @@ FILLS: Mapping[str, Fill] = {
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """Annotates a parameter of an operation's function. The parameter's value is what
-    `make(request, caller)` returns. `describes` maps path parameters that `make` uses to their
+    """Annotates a parameter of an operation's function. `make(request, caller)` returns the
+    parameter's value. If `make` uses path parameters, `describes` maps their names to their
     descriptions.
     """
 
@@ -101,9 +101,9 @@ class Given:
 
 @dataclass(frozen=True, slots=True)
 class ParsedBy:
-    """Annotates the parameter `body` of an operation's function. Its value is the result of
-    `parse`, which gets the body's JSON. `model` is used only to describe the body in the OpenAPI
-    document.
+    """Annotates the parameter `body` of an operation's function. `parse` gets the body's JSON, and
+    returns the parameter's value. `model` describes the body in the OpenAPI document, and is used
+    for nothing else.
     """
 
     parse: Callable[[Any], Any]
@@ -113,11 +113,11 @@ class ParsedBy:
 @dataclass(frozen=True, slots=True)
 class As:
     """Annotates the return value of an operation's function. The answer's `data` is then an object
-    with a single field, which contains this value.
+    whose only field contains this value.
 
     `field` is the name of that field. `model` and `words` are the object's name and description in
     the OpenAPI document. The default name is the function's name in camel case, followed by
-    `Answer`. `tag` computes the response's `ETag` from the return value.
+    `Answer`. If `tag` is given, it computes the response's `ETag` from the return value.
     """
 
     field: str
@@ -128,15 +128,15 @@ class As:
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """The name and parameters of the clients' method for an operation.
-
-    Needed only if the name or the parameters differ from those of the operation's function.
+    """The name and parameters of the clients' method for an operation. Needed only if they differ
+    from those of the operation's function.
 
     - `name`: for example, `agents.create` is the method `client.agents.create()`.
     - `renamed`: maps path parameters and fields to the names of the method's parameters.
-    - `whole`: the name of a parameter for the whole body, which replaces the parameters for the
-      body's fields.
-    - `is_one`: the answer is a list with one item, and the method returns that item.
+    - `whole`: the name of a parameter for the whole body. If it is given, the method has no
+      parameters for the body's fields.
+    - `is_one`: whether the answer is a list with one item, which the method returns instead of the
+      list.
     """
 
     name: str
@@ -243,6 +243,7 @@ def endpoint(
     """
 
     def decorate(function: Callable[..., Awaitable[Any]]) -> Operation:
+        # Inspected in advance, so that no request waits for it.
         signature = _Signature(function, path)
         check = authorize or CHECKS[needs]
         method_name = Method(client or function.__name__) if isinstance(client, str) else client
@@ -275,9 +276,8 @@ def endpoint(
 
 
 class _Signature:
-    """The result of inspecting an operation's function: its parameters, body, query and answer. For
-    each parameter, in order, it has a `Fill`, a function that computes the parameter's value from a
-    request.
+    """The result of inspecting an operation's function: its parameters, body, query and answer.
+    Each parameter has a `Fill`, a function that computes the parameter's value from a request.
     """
 
     def __init__(self, function: Callable[..., Awaitable[Any]], path: str) -> None:
@@ -333,8 +333,8 @@ class _Signature:
 
 @cache
 def _object_with(note: As, name: str, kind: Any) -> type[BaseModel]:
-    """Create a model with a single field, whose type is `kind`. `name` is the model's name. `note`
-    has the field's name and the model's description. For equal arguments, return the same model.
+    """Create a model with the name `name` and a single field of the type `kind`. `note` has the
+    field's name and the model's description. Equal arguments always give the same model.
     """
     config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
     fields: dict[str, Any] = {note.field: (kind, ...)}
@@ -347,11 +347,9 @@ def _responder(
     authorize: Authorize | None,
     before_reading: Callable[[Request], None] | None,
 ) -> Respond:
-    """Return a coroutine function that answers requests by calling `function`.
-
-    `signature` is the result of inspecting `function`. The inspection is done beforehand, so that
-    no request waits for it. `authorize` and `before_reading` have the same meaning as in
-    `endpoint`.
+    """Return a coroutine function that answers a request by calling `function`. `signature` is the
+    result of inspecting `function`. `authorize` checks the request's authority, and None means no
+    check. `before_reading` has the same meaning as in `endpoint`.
     """
     reads_json = signature.body is not None
     before_caller, from_caller = signature.before_caller, signature.from_caller

@@ -122,8 +122,8 @@ class Handover(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Handovers:
-    """Says for which requests on the callers' sockets a part takes over the connection, to use it
-    for something other than HTTP.
+    """Describes the requests on the callers' sockets whose connections a part takes over. The part
+    uses such a connection for something other than HTTP.
     """
 
     accepts: Callable[[bytes], bool]
@@ -161,13 +161,14 @@ class Faces(Protocol):
     """The two methods of the server's application that this module calls."""
 
     def takes_over(self, path: bytes) -> bool:
-        """Return whether requests with this path are not answered over HTTP, because a part uses
-        their connections for something else.
+        """Return whether a part takes over the connections of requests with this path. Such
+        requests are not answered over HTTP.
         """
 
     def hand_over(self, request: Request, upgrade: bytes | None) -> Handover:
-        """Check a request whose connection a part takes over. Return the part's object that then
-        serves the connection. `upgrade` is the protocol in the request's `Upgrade` header, or None.
+        """Check a request whose connection a part will take over. Return the object that serves the
+        connection from then on. `upgrade` is the protocol in the request's `Upgrade` header, or
+        None.
 
         Raises EngineError if the request is refused.
         """
@@ -193,10 +194,9 @@ NOBODY = Peer(pid=0, uid=OVERFLOW_UID, gid=0)
 
 
 class Shares:
-    """Counts for each user the open connections, and the bytes of unfinished requests.
-
-    Connections are counted for each socket separately. A peer over TCP is counted by its network
-    address instead of its user.
+    """Counts each user's open connections and bytes of unfinished requests. Connections are counted
+    for each socket separately. A peer over TCP is counted by its network address instead of its
+    user.
     """
 
     def __init__(self, most_connections: int) -> None:
@@ -205,20 +205,15 @@ class Shares:
 
 
 def most_connections() -> int:
-    """Return the maximum number of connections of one user to one socket.
-
-    The result is at most half of the number of files that this process may open, so that one user
-    cannot use all of them.
-    """
+    """Return the maximum number of connections of one user to one socket."""
+    # At most half of the files that this process may open, so that one user cannot use all of them.
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return MAX_CONNECTIONS if soft == resource.RLIM_INFINITY else min(MAX_CONNECTIONS, soft // 2)
 
 
 class _Joining:
-    """A transport that sends a response's head and body in one piece.
-
-    uvicorn writes the head and the body separately, and each write would wake the client. A write
-    is therefore held until the next write, but at most until the event loop's next iteration.
+    """A transport that sends a response's head and body in one piece. The data of a write is held
+    until the next write, but at most until the event loop's next iteration.
     """
 
     def __init__(self, transport: asyncio.Transport) -> None:
@@ -231,13 +226,13 @@ class _Joining:
         return getattr(self._transport, name)
 
     def is_closing(self) -> bool:
-        """Return whether the transport is closing. `__getattr__` would find the transport's method
-        as well, but more slowly.
-        """
+        """Return whether the transport is closing."""
+        # `__getattr__` would find the transport's method as well, but more slowly.
         return self._transport.is_closing()
 
     def write(self, data: bytes) -> None:
         """Send `data` together with the held data. If no data is held, hold `data`."""
+        # uvicorn writes the head and the body separately, and each write would wake the client.
         if self._flush is not None:
             self._send_waiting(data)
         elif data:
@@ -341,26 +336,25 @@ class PeerProtocol(H11Protocol):
             self._counted = ""
 
     def _take_body(self) -> bytes | None:
-        """Return the body of the current request if it has arrived completely, or None.
-
-        The body is removed from uvicorn's buffer. Only bodies of up to a few hundred KB arrive
-        completely, because uvicorn does not receive more until the application waits for the body.
+        """Return the complete body of the current request, and remove it from uvicorn's buffer.
+        Return None if a part of the body has not arrived yet, or if the client has disconnected.
         """
         cycle = self.cycle
+        # A body of more than a few hundred KB is never complete here. uvicorn does not receive the
+        # rest until the application waits for the body.
         if cycle.more_body or cycle.disconnected:
             return None
         body, cycle.body = bytes(cycle.body), bytearray()
         return body
 
     def _should_upgrade(self) -> bool:
-        """Return whether a part takes over the connection of the current request, to use it for
-        something other than HTTP.
-        """
+        """Return whether a part takes over the connection of the current request."""
         return self._face is not Face.CONTROL and type(self).takes_over(self.scope["raw_path"])
 
     def handle_websocket_upgrade(self, event: h11.Request) -> None:
-        """Hand the connection over to the part that takes it over, or refuse the current request.
-        In both cases, the connection serves no other request.
+        """Hand the current request's connection over to a part. If the part refuses the request,
+        send the refusal instead and close the connection. No other request is served on this
+        connection.
         """
         upgrade: bytes | None = self._get_upgrade()
         request = Request(dict(self.scope))
@@ -388,9 +382,9 @@ class PeerProtocol(H11Protocol):
             self._leave()
 
     def eof_received(self) -> Any:
-        """Called when the client will send no more data. If a request or its body is incomplete,
+        """Handle that the client will send no more data. If a request or its body is incomplete,
         refuse the request. Return True if the connection must stay open, because a response is
-        still to be sent.
+        still to be sent. Otherwise, return False.
         """
         self._half_closed = True
         cycle: RequestResponseCycle | None = self.cycle
@@ -442,9 +436,9 @@ def make_protocol(
 ) -> type[PeerProtocol]:
     """Create the protocol class for a server whose application is `faces`.
 
-    `refusal_body` returns the encoded envelope for a request that is refused before the application
-    receives it. `control_path` is the path of the control socket. `shares` counts the connections
-    and the memory of each user.
+    If a request is refused before it reaches the application, `refusal_body` returns the encoded
+    envelope. `control_path` is the path of the control socket. `shares` counts the connections and
+    the memory of each user.
     """
     bound = {
         "refusal_body": staticmethod(refusal_body),

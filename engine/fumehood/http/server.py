@@ -138,18 +138,17 @@ def listening_on_tcp(config: Config) -> Iterator[list[socket.socket]]:
 
 
 class CountingListener(socket.socket):
-    """A listening socket that limits the number of open connections, in total and for each address.
-
-    Used for TLS, because nothing else counts a connection before its handshake, and each connection
-    takes 0.3 MB. Connections above the limit are closed immediately.
+    """A listening socket for TLS that limits the number of open connections, in total and for each
+    address. A connection above a limit is closed immediately.
     """
 
     def __init__(self, listener: socket.socket, shares: FairShare) -> None:
+        # Nothing else counts a TLS connection before its handshake, and each takes 0.3 MB.
         super().__init__(fileno=listener.detach())
         self._shares = shares
 
     def accept(self) -> tuple[socket.socket, Any]:
-        """Accept a connection.
+        """Accept a connection. Return it and the peer's address.
 
         Raises:
             ConnectionAbortedError: the connection exceeded a limit and was closed. asyncio handles
@@ -230,15 +229,17 @@ def _given_socket(descriptor: int, name: str) -> socket.socket:
 
 @contextmanager
 def private_socket(path: Path, group: str | None = None) -> Iterator[socket.socket]:
-    """Listen on a Unix socket for the engine's user and, if `group` is given, for that group.
+    """Listen on a Unix socket at `path`, and yield the socket. Only the engine's user can connect
+    and, if `group` is given, that group. If there is a socket at the path on which no process
+    listens, it is replaced.
 
-    If there is already a socket at the path, but no process listens on it, it is replaced. The
-    caller must hold the locks on the state directory and the socket, so that such a socket can only
-    be left over from an engine that died.
+    The caller must hold the locks on the state directory and the socket.
 
     Raises:
-        StateError: the path is not a socket, or another process listens on it.
+        StateError: the path is not a socket, another process listens on it, or the socket cannot be
+            created as required.
     """
+    # Because of the caller's locks, such a socket can only be left over from an engine that died.
     _remove_stale(path)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
@@ -287,12 +288,13 @@ def _refuse_changeable(path: Path) -> None:
 
 @contextmanager
 def _own_directory(path: Path) -> Iterator[int]:
-    """Open the directory `path`, which must belong to the engine's user, and yield its descriptor.
-    A missing directory is created. A symbolic link is refused, because the caller changes the mode
-    of the directory, and the link's owner could choose another directory.
+    """Open the directory `path`, and yield its descriptor. If it is missing, create it. Raises
+    StateError if the directory is a symbolic link, belongs to another user, or cannot be opened.
     """
     try:
         path.mkdir(mode=PRIVATE_DIRECTORY, parents=True, exist_ok=True)
+        # No links: the caller changes the directory's mode, and the link's owner could choose
+        # another.
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError as error:
         raise StateError(f"The directory {path} cannot be used: {error.strerror}.") from None
@@ -372,9 +374,9 @@ async def serve(
 ) -> None:
     """Serve until SIGTERM or SIGINT.
 
-    `on_ready` is called once clients can connect. `on_draining` is called when the server begins to
-    stop, with the number of running calls for which it waits. If `show_credential` is given and no
-    approver has ever existed, the first approver is created, and `show_credential` receives the
+    `on_ready` is called once clients can connect. When the server begins to stop, `on_draining` is
+    called with the number of running calls for which it waits. If `show_credential` is given and no
+    approver has ever existed, the first approver is created. `show_credential` then receives the
     approver's credential.
 
     Raises:
@@ -444,11 +446,11 @@ async def serve(
 
 
 def _opened(config: Config, log: Logger) -> Database:
-    """Open the database that the configuration names and that contains the engine's state. Raises
-    the same exceptions as `open_database`.
+    """Open the configured database with the engine's state. Events of the database, such as failed
+    writes, are logged. If another engine takes over the state later, this process sends itself
+    SIGTERM.
 
-    The events that the database reports, such as failed writes, are logged. If another engine takes
-    over the state, this process sends itself SIGTERM.
+    Raises the same exceptions as `open_database`.
     """
 
     def on_event(event: str, values: JsonObject) -> None:
@@ -486,11 +488,11 @@ def context_of(tls: TlsSettings) -> ssl.SSLContext:
 async def _stand_by(
     config: Config, log: Logger, listeners: Listeners, manager: str
 ) -> Database | None:
-    """Wait until this engine can take over the state, because the engine that uses it is gone.
-    Until then, refuse all requests. Return the opened database with the state.
+    """Wait until the engine that uses the state is gone, and take over the state. Until then,
+    refuse all requests. Return the opened database with the state. If a signal stops this process
+    first, return None.
 
-    Return None if a signal stops this process first. `manager` is the address of the service
-    manager.
+    `manager` is the address of the service manager.
     """
     found: list[Database] = []
     app = _StandbyApp(Engine(config=config, log=log))
@@ -533,9 +535,9 @@ async def _exit_on_signal(
 
 class _StandbyApp:
     """Answers requests to a standby, an engine that waits to take over the state from another
-    engine. All requests are refused, except for health and readiness.
+    engine. All requests are refused, except those for health and readiness.
 
-    `engine` is never started. It only makes the envelopes of the refusals.
+    `engine` is never started, and only makes the envelopes of the refusals.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -626,10 +628,8 @@ def _server_messages_to(log: Logger) -> Iterator[None]:
 
 
 class _Server(uvicorn.Server):
-    """uvicorn's server without its signal handling, so that the process exits with 0 after a
-    graceful stop.
-
-    In addition to uvicorn's sockets, the server can listen on one socket with TLS.
+    """uvicorn's server without its signal handling. In addition to uvicorn's sockets, it can listen
+    on one socket with TLS.
     """
 
     tls: tuple[socket.socket, ssl.SSLContext] | None = None
@@ -657,15 +657,13 @@ class _Server(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        yield
+        yield  # no handlers, so that the process exits with 0 after a graceful stop
 
 
 async def _watch_state(database: Database) -> None:
-    """Check every second whether another engine has taken over the state. If so, return.
-
-    Without this check, an engine that has been replaced would continue to serve. It would not
-    notice changes by the other engine, such as revoked tokens.
-    """
+    """Return when another engine has taken over the state. This is checked every second."""
+    # Without this, an engine that has been replaced would continue to serve, and would not notice
+    # changes by the other engine, such as revoked tokens.
     while not database.is_fenced:
         await anyio.sleep(WATCH_S)
         with suppress(WriteFailed):
@@ -679,12 +677,11 @@ async def _stop_on_signal(
     manager: str,
     on_draining: Callable[[int], None],
 ) -> None:
-    """At the first signal, refuse new calls, wait for running calls, and then stop the server. At
-    the second signal, stop the server at once.
+    """At the first signal, refuse new calls with retryable errors, wait for running calls, and then
+    stop the server. At the second signal, stop the server at once.
 
-    `manager` is the address of the service manager. `on_draining` receives the number of running
-    calls. While the engine waits, the server still listens, and refuses new calls with retryable
-    errors.
+    `manager` is the address of the service manager. `on_draining` is called at the first signal
+    with the number of running calls.
     """
     async with anyio.create_task_group() as group:
         async for number in signals:

@@ -31,8 +31,8 @@ from fumehood.storage.schema import AGENTS, BINDINGS
 class Agents:
     """All agents and their bindings. A binding is an agent's configuration of one tool.
 
-    Methods that change something take `by`, the principal that makes the change, and `now`, the
-    time of the change. Both are recorded with the change.
+    Methods that change something record `by`, the principal that makes the change, and `now`, the
+    time of the change.
     """
 
     def __init__(self, database: Database) -> None:
@@ -71,11 +71,11 @@ class Agents:
         return self._bindings.get(agent_id, {}).get(tool_name)
 
     def tools(self, agent_id: str, index: ToolIndex) -> tuple[list[ToolDefinition], list[LeftOut]]:
-        """Return two lists: the tools that the agent can use now, and its tools that are
-        unavailable now.
+        """Return two lists. The first has the definitions of the tools that the agent can use now,
+        as the agent sees them, in the order of the bindings. The second has the agent's tools that
+        are unavailable now, each with the reason. `index` contains all registered tools.
 
-        The first list is in the order of the bindings, and has the tools' definitions as the agent
-        sees them. `index` contains all registered tools.
+        Raises ResourceNotFound if no agent has this id.
         """
         seen: list[ToolDefinition] = []
         left_out: list[LeftOut] = []
@@ -103,8 +103,8 @@ class Agents:
             await self._put("agent.create", agent, by, now)
 
     async def update(self, agent: Agent, *, by: Principal, now: datetime) -> None:
-        """Replace an agent's own fields with those of `agent`. The agent's bindings stay unchanged.
-        Raises ResourceNotFound if no agent has this id.
+        """Replace the fields of the agent with the id `agent.id` by those of `agent`. The agent's
+        bindings stay unchanged. Raises ResourceNotFound if no agent has this id.
         """
         async with self._changing():
             self.get(agent.id)
@@ -221,9 +221,8 @@ def seen_by_agent(tool: ToolDefinition, binding: Binding) -> ToolDefinition:
 
 
 def _parameters_seen(schema: JsonObject, binding: Binding) -> JsonObject:
-    """Return a schema of parameters as the agent sees it: without the arguments that `binding`
-    fixes, and with the default values that `binding` has for other arguments, which become
-    optional.
+    """Return a schema of parameters as the agent sees it. Arguments that `binding` fixes are left
+    out. Arguments for which `binding` has a default value are optional and have this default.
 
     `schema` is the schema of all parameters of a tool, or a schema inside it, such as one in
     `anyOf`.
@@ -310,8 +309,8 @@ def _put_binding(connection: Connection, agent_id: str, binding: Binding) -> Non
 
 
 def _unbind(connection: Connection, agent_id: str, tool: str) -> None:
-    """Remove an agent's binding of a tool, whatever version it is for. `tool` is `name` or
-    `name@version`, of which only the name counts.
+    """Remove an agent's binding of a tool. `tool` is `name` or `name@version`. Only the name
+    counts, so a binding of any version is removed.
     """
     name = tool.partition("@")[0]
     bound = connection.execute(

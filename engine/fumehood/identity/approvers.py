@@ -122,8 +122,7 @@ class Approvers:
         return cure_of_none(any_there=bool(self.current()))
 
     async def principal_of(self, text: str) -> Principal:
-        """Return the principal of the approver to whom a credential belongs. `text` is the whole
-        credential.
+        """Return the principal of the approver to whom the credential `text` belongs.
 
         Raises:
             Unauthorized: the credential is unknown or revoked. The message does not reveal which
@@ -142,11 +141,9 @@ class Approvers:
     async def _check(
         self, text: str, presented: Presented | None, approver: Approver | None
     ) -> Approver:
-        """Verify a credential by its slow hash, and return the approver to whom it belongs.
-
-        `presented` is the parsed credential, or None if its format is wrong. `approver` is the
-        approver with the credential's id, or None. The check of an unknown credential takes as long
-        as that of a known one, so that the duration reveals nothing.
+        """Verify the credential `text` by its slow hash, and return the approver to whom it
+        belongs. `presented` is the parsed credential, or None if its format is wrong. `approver` is
+        the approver with the credential's id, or None.
 
         Raises:
             Unauthorized: the credential is unknown.
@@ -156,6 +153,8 @@ class Approvers:
             raise RateLimited(
                 "Too many credentials are being checked. Try again later.", retry_after_ms=2000
             )
+        # The check of an unknown credential takes as long as that of a known one, so that the
+        # duration reveals nothing.
         salt = approver.salt if approver is not None else bytes(SALT_BYTES)
         secret = presented.secret if presented is not None else ""
         given = await anyio.to_thread.run_sync(slow_hash, secret, salt, limiter=self._checking)
@@ -231,10 +230,8 @@ class Approvers:
         self._approvers = await self._database.write(all_approvers)
 
     def _removable(self, name: str) -> Approver:
-        """Return the approver with this name. Check that without this approver, another approver
-        with `admin` is left.
-
-        Raises the same errors as `remove`.
+        """Return the approver with this name, who may be removed. Raises for the same reasons as
+        `remove`.
         """
         found = next((approver for approver in self.current() if approver.name == name), None)
         if found is None:
@@ -247,12 +244,10 @@ class Approvers:
 
 
 def cure_of_none(*, any_there: bool) -> str:
-    """Return how the operator can add an approver with `approve`, as a part of a sentence for error
-    messages.
-
-    `any_there` says whether any approver exists. If so, at least one of them has `admin` and can
-    add others.
+    """Return a part of a sentence for error messages, which says how the operator can add an
+    approver with the scope `approve`. `any_there` says whether any approver exists.
     """
+    # If any approver exists, at least one of them has `admin` and can add others.
     return ADD if any_there else INIT
 
 
@@ -270,11 +265,8 @@ def had_approver(database: Database) -> bool:
 def make_first_approver(
     database: Database, name: str, now: datetime, show: Callable[[str], None] = lambda _: None
 ) -> str:
-    """Add the first approver and return the approver's credential.
-
-    `show` receives the credential before the approver is stored. If the process crashes between
-    these two steps, the shown credential is useless, but there is never an approver whose
-    credential nobody has seen. The process must hold the lock of the state directory.
+    """Add the first approver, and return the approver's credential. The caller must hold the lock
+    of the state directory. `show` receives the credential before the approver is stored.
 
     Raises:
         InvalidParams: the name is invalid.
@@ -291,6 +283,8 @@ def make_first_approver(
             "an administrator's credential: fumehood approvers add NAME"
         )
     row, text = _new_row(name, GRANTABLE, "init", now)
+    # Before the approver is stored. If the process crashes in between, the shown credential is
+    # useless, but there is never an approver whose credential nobody has seen.
     show(text)
     job = recorded(
         lambda connection: connection.execute(insert(APPROVERS), row),

@@ -41,10 +41,8 @@ class Presented:
 
 
 def make_credential(kind: str) -> tuple[str, str, str]:
-    """Create a random credential. Return its id, its secret, and the whole credential as text,
-    which is shown to the user once.
-
-    `kind` is the credential's prefix.
+    """Create a random credential with the prefix `kind`. Return its id, its secret, and the whole
+    credential as text. The text must be shown to the user only once.
     """
     identifier, secret = secrets.token_hex(8), secrets.token_urlsafe(SECRET_BYTES)
     return identifier, secret, f"{kind}_{identifier}_{secret}"
@@ -73,10 +71,9 @@ def slow_hash(secret: str, salt: bytes) -> bytes:
 
 
 class CredentialCache:
-    """Remembers recently verified credentials, so that not every request computes the slow hash.
-
-    The cache is only in memory. It contains keyed hashes of the credentials, and the key is random.
-    Wrong credentials are never added.
+    """Remembers recently verified credentials in memory, so that not every request computes the
+    slow hash. It contains keyed hashes of the credentials instead of the credentials. The key is
+    random.
     """
 
     def __init__(self) -> None:

@@ -30,11 +30,9 @@ class Identities:
     def present(
         self, principal_id: str, token_id: str | None, now: datetime, *, is_program: bool
     ) -> Principal | None:
-        """Return the principal `principal_id` with the authority that it has at the time `now`.
-        Return None if its token is no longer valid.
-
-        `token_id` is the id of the principal's token, or None if it has no token. `is_program` is
-        True for a program that embeds the engine.
+        """Return the principal `principal_id` with the authority that it has at the time `now`. If
+        it has a token, `token_id` is the token's id. Return None if this token is no longer valid.
+        `is_program` is True for a program that embeds the engine.
         """
         agents = self.agents.spoken_for_by(principal_id)
         return self.tokens.present_authority(
@@ -43,7 +41,7 @@ class Identities:
 
     def presets_of(self, principal: Principal, agent_id: str | None) -> Sequence[str]:
         """Return the names of the presets that sessions of the agent `agent_id` may have. An empty
-        sequence means no restriction. It is also returned if `agent_id` is None.
+        result means that all presets are allowed. The result is also empty if `agent_id` is None.
 
         Raises:
             PermissionDenied: the principal may not call tools.

@@ -78,11 +78,11 @@ class BindingFields(StrictValue):
 
 
 class Binding(BindingFields):
-    """A binding of one tool to one agent.
-
-    `fixed` arguments are set in every call; the agent neither sees nor sends these arguments.
-    `defaults` apply to omitted arguments. `tool` is `name` or `name@version`. An agent's tools are
+    """A binding of one tool to one agent. `tool` is `name` or `name@version`. An agent's tools are
     sorted by `sort_order`, then by name.
+
+    The arguments in `fixed` are set in every call, and the agent neither sees nor sends them. If a
+    call omits an argument that `defaults` has, the default value is used.
     """
 
     tool: ToolReference
@@ -202,7 +202,7 @@ class Change(Value):
     @property
     def in_words(self) -> str:
         """A description of what was done, such as `gave agent clerk the tool calculator`. The text
-        is untrusted, because it contains names that callers chose.
+        must be regarded as untrusted, because it contains names that callers chose.
         """
         try:
             return _DONE[self.action].format_map({**self.details, "subject": self.subject})

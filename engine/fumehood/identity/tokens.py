@@ -81,7 +81,7 @@ class Tokens:
         self._latest = max(made, default=datetime.min.replace(tzinfo=UTC))
 
     def principal_of(self, text: str, now: datetime) -> Principal:
-        """Return the principal of a token. `text` is the whole token.
+        """Return the principal of the token `text`.
 
         Raises:
             Unauthorized: the token is unknown, expired or revoked. The message does not reveal
@@ -100,10 +100,8 @@ class Tokens:
         return principal
 
     def principal_of_id(self, token_id: str, now: datetime) -> Principal | None:
-        """Return the principal of the token with this id. The caller must already have verified the
-        token's secret.
-
-        Return None if the token is unknown, revoked or expired.
+        """Return the principal of the token with this id. Return None if the token is unknown,
+        revoked or expired. The caller must already have verified the token's secret.
         """
         token = self._tokens.get(token_id)
         # A clock that is set back must not revive an expired token.
@@ -121,15 +119,13 @@ class Tokens:
         *,
         is_program: bool,
     ) -> Principal | None:
-        """Return the principal with the scopes and agents that it has at the time `now`.
+        """Return a principal with the scopes and agents that it has at the time `now`.
 
-        If the principal has a token, `token_id` is the token's id. The token then determines the
-        scopes and agents, and the arguments `principal_id`, `agents` and `is_program` are not used.
-        Return None if the token is unknown, revoked or expired.
+        If `token_id` is given, return the principal of this token. The other parameters except
+        `now` are then not used. Return None if the token is unknown, revoked or expired.
 
-        If `token_id` is None, the principal has no token. It then has the scope `call` and may act
-        for the given `agents`. `is_program` is True if the principal is a program that embeds the
-        engine.
+        If `token_id` is None, return the principal `principal_id`, with the scope `call` and the
+        right to act for `agents`. `is_program` says whether it is a program that embeds the engine.
         """
         if token_id is not None:
             return self.principal_of_id(token_id, now)

@@ -187,15 +187,14 @@ def build_image(
     cache: Path | None = None,
     own: Path | None = None,
 ) -> Built:
-    """Build those layers of an image that are missing or out of date. `on_step` receives a short
-    description of each step when the step begins.
+    """Build those layers of an image that are missing or out of date.
 
-    If `force` is True, build all layers again. A root file system that was made after `since` (Unix
-    time) is kept even then, because a command that builds several images has just made it for one
-    of the other images.
+    `on_step` receives a short description of each step when the step begins. `cache` is the
+    directory of downloaded wheels, or None for the default. `own` is the folder with the recipes
+    that the operator wrote.
 
-    `cache` is the directory of downloaded wheels, or None for the default. `own` is the folder with
-    the recipes that the operator wrote.
+    If `force` is True, all layers are built again. There is one exception: a root file system that
+    was made after `since` (Unix time) is reused.
 
     Raises:
         ImageBuildError: a step failed. The message names the remedy. Existing images are unchanged.
@@ -210,6 +209,7 @@ def build_image(
             base = None if force else find_base(client, recipe)
             made_base = base is None
             if base is None:
+                # One command can build several images, which then share a new root file system.
                 newer_than = since if force else 0.0
                 base = make_base(client, recipe, on_step, newer_than, cache or wheel_cache())
             identifier = add_guest(client, recipe, base, on_step)
@@ -230,10 +230,11 @@ def wheel_cache() -> Path:
 
 
 def _ready(client: docker.APIClient, recipe: Recipe, own: Path | None) -> Image | None:
-    """Return the image that was built from this recipe and the current guest, or None if there is
-    none. `own` is the folder with the recipes that the operator wrote.
+    """Return the image that was built from this recipe and the present guest, or None if there is
+    none.
 
-    The digests of the recipe and the guest are compared with those in the labels of the images.
+    `own` is the folder with the recipes that the operator wrote. The labels of the images name the
+    recipe and the guest by their digests.
     """
     wanted = (recipe.digest, guest_digest())
     found = list_images(client, recipe.name, own=own)
@@ -453,15 +454,13 @@ def _label_line(labels: Mapping[str, str]) -> str:
 
 
 def unpack(wheels: Sequence[Path], folder: str, target: Path, deadline_s: float) -> None:
-    """Unpack wheels into a new tar archive at `target`. `folder` is the folder in the archive to
-    which the packages are written.
-
-    Anybody may have published the wheels, so a separate process with limits unpacks them, in at
-    most `deadline_s` seconds.
+    """Unpack wheels into a new tar archive at `target`, below the folder `folder` of the archive. A
+    separate process with limits does this, in at most `deadline_s` seconds.
 
     Raises:
-        PackagesRefused: the wheels cannot be unpacked, or exceed the limits.
+        PackagesRefused: the wheels cannot be unpacked, exceed the limits, or take too long.
     """
+    # A process of its own is necessary, because anybody can have published the wheels.
     command = [
         sys.executable,
         "-I",

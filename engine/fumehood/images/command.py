@@ -218,7 +218,8 @@ def _make(request: ImageRequest, base: str, *, replace: bool) -> Image:
 def _require_known(client: docker.APIClient, name: str, own: Path) -> None:
     """End the command with an error if there is no image with this name.
 
-    An operator's own image exists if its folder exists below `own`, or if Docker has the image.
+    `own` is the folder with the operator's recipes. An image exists if there is a recipe with its
+    name. An operator's image also exists if its folder is below `own`, or if Docker has the image.
     """
     names = image_names(own=own)
     if name in names:

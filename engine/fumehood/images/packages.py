@@ -58,11 +58,11 @@ other requests before that.
 def new_layers(
     settings: PackageSettings, docker: Docker, own: Path, state: Path | None, on_event: OnEvent
 ) -> PackageLayers:
-    """Create the object that makes layers of packages for one container wall.
+    """Return a new `PackageLayers` for one container wall.
 
-    `own` is the folder with the recipes that the operator wrote, and `state` the engine's state
-    directory, in which wheels are cached. `partial(new_layers, settings)` is a `NewImageMaker`, the
-    function that a container wall calls to create its image maker.
+    `own` is the folder with the recipes that the operator wrote. `state` is the engine's state
+    directory, in which wheels are cached, or None. `on_event` logs an event. If `settings` is bound
+    with `partial`, this function has the type `NewImageMaker`.
     """
     cache = state / "wheels" if state is not None else None
     return PackageLayers(settings, docker, own, cache, on_event)
@@ -98,15 +98,17 @@ class PackageLayers(ImageMaker):
         """
 
     async def lock(self, image: Image, wanted: Sequence[str], principal_id: str) -> str:
-        """Return the text of a lock, which pins the packages `wanted` and all their dependencies to
-        versions that fit together.
+        """Find versions of the packages `wanted`, and of all their dependencies, that fit together.
+        Return the text of a lock that pins these versions.
 
-        A lock is reused for `LOCK_S` seconds. After that, the newest versions are looked up.
-        `principal_id` is the id of the caller, whose requests in progress are limited.
+        `principal_id` is the id of the caller. Each caller can have only a few requests in
+        progress. A lock is reused for `LOCK_S` seconds. After that, the newest versions are looked
+        up.
 
         Raises:
             InvalidParams: a package is not allowed or not available, or the image has no Python.
-            SandboxUnavailable: the index or pip failed, or too many requests wait.
+            SandboxUnavailable: the index or pip failed, requests of others took too long, or this
+                caller has too many requests in progress.
         """
         asked = self._checked(wanted)
         if "python" not in image.languages:
@@ -194,8 +196,14 @@ class PackageLayers(ImageMaker):
             self._waiting.give_back(principal_id)
 
     async def _in_thread(self, work: Callable[[], Answer]) -> Answer:
-        """Run the blocking function `work` in a thread, and return its result. If it raises an
-        error, raise an error that reveals nothing confidential to callers instead.
+        """Run the blocking function `work` in a thread, and return its result.
+
+        The known errors of `work` are replaced by errors for callers. These reveal nothing
+        confidential.
+
+        Raises:
+            InvalidParams: the packages or requirements were refused.
+            SandboxUnavailable: `work` failed for another known reason, or took too long.
         """
         from fumehood.images.index import PackagesRefused
         from fumehood.images.rootfs import CAUSE_UNKNOWN, ImageBuildError

@@ -46,11 +46,15 @@ KEPT_S = 7 * 24 * 3600
 
 
 def replaced_by(client: docker.APIClient, recipe: Recipe) -> set[str]:
-    """Return the ids of the images that a new build of this recipe makes unnecessary.
+    """Return the ids of the images that are no longer needed after a new build of this recipe.
 
-    These are images with the recipe's name, the base images of this name, and root file systems. Of
-    each kind, the result contains the images that were built from the present recipe (and the
-    present guest, if they contain a guest), and those that are over a week old.
+    Three kinds of images are considered: the images with the recipe's name, their base images, and
+    all root file systems. An image is included in two cases:
+
+    * It is over a week old.
+    * It was built from the present recipe and, if it contains a guest, from the present guest.
+
+    The result can include images that the new build uses. The caller must keep these images.
     """
     guest, now = guest_digest(), time.time()
     tops = {
@@ -80,8 +84,8 @@ def images_of(client: docker.APIClient, name: str) -> set[str]:
 
 
 def useless(client: docker.APIClient, own: Path) -> set[str]:
-    """Return the ids of those images and bases that this engine does not use and that are over a
-    week old. `own` is the folder with the operator's own recipes.
+    """Return the ids of the images and base images that are over a week old and that this engine
+    does not use. `own` is the folder with the operator's own recipes.
     """
     tops = list_images(client, own=own)
     used = {image.recipe for image in tops if image.is_own}

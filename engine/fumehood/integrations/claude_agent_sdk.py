@@ -28,8 +28,8 @@ def fumehood_permissions(
     """Return a permission callback, for use as
     `ClaudeAgentOptions(can_use_tool=fumehood_permissions())`.
 
-    `context` contains everything except the calls' arguments that determines what the tools do,
-    such as the working directory. `options` are passed to `AsyncClient.decide`.
+    The effect of a tool call can depend on more than its arguments, for example on the working
+    directory. `context` contains all such values. `options` are passed to `AsyncClient.decide`.
     """
     told = {"client": "claude-agent-sdk", **(context or {})}
 

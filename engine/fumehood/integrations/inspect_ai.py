@@ -283,10 +283,12 @@ class FumehoodProcess(ExecRemoteProcess):
                 await self._write(data)
 
     async def __anext__(self) -> Any:
-        """Return the event for the next output. After the last output, return the event that the
-        process has completed, unless `kill` has ended the process. Then raise StopAsyncIteration.
+        """Return the next event: one for each piece of output, then one for the end of the process.
+        If `kill` has ended the process, there is no event for the end.
 
         If the caller's task is cancelled, the process is ended.
+
+        Raises StopAsyncIteration if there are no more events.
         """
         if self._is_over:
             raise StopAsyncIteration

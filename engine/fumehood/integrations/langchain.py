@@ -34,8 +34,9 @@ class FumehoodApprover(AgentMiddleware):
     ) -> None:
         """`options` are passed to `Client.decide`.
 
-        If `interrupts` is True, a call that waits for approval pauses the graph, which needs a
-        checkpointer. Otherwise, the model receives the reason and may repeat the call.
+        `interrupts` says what happens to a call that waits for approval. If True, the call
+        interrupts the graph, which must have a checkpointer. If False, the model receives the
+        reason, and can repeat the call.
         """
         super().__init__()
         self._client = client or Client()

@@ -113,12 +113,12 @@ class StickyWorkers:
         self._can_spin = len(os.sched_getaffinity(0)) > 1
 
     async def run(self, key: str, request: bytes, limits: Limits) -> RunEnding:
-        """Run a request in the worker of the trust domain `key`. If the domain has no usable
-        worker, create one.
+        """Run a request in the worker of the trust domain `key`, and return how the run ended. If
+        the domain has no usable worker, create one.
 
-        `request` is one frame of at most `MAX_REQUEST_BYTES`. Nothing else may run for this key at
-        the same time. If the caller is cancelled, end the program before the cancellation is
-        raised.
+        `request` is one frame of at most `MAX_REQUEST_BYTES`. The caller must ensure that nothing
+        else runs for this key at the same time. If the caller is cancelled, the program is ended
+        before the cancellation is raised.
         """
         for _ in range(MAX_ATTEMPTS):
             worker = await self._worker_for(key, limits)

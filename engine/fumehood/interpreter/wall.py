@@ -65,16 +65,21 @@ class InterpreterWall(ProcessWall):
         memory_mb: int | None = None,
         image: str | None = None,
     ) -> StickyLease:
-        """Return a lease for one run. The lease includes the sticky worker of the trust domain (a
-        process that serves several runs) if the worker becomes free within `STICKY_PATIENCE_S`
-        seconds. If `fresh` is True, the lease never includes the worker. `memory_mb` and `image`
-        are not used.
+        """Return a lease for one run in the trust domain `domain`.
+
+        When the lease is entered, it waits up to `STICKY_PATIENCE_S` seconds for the domain's
+        sticky worker, a process that serves several runs. If the worker becomes free in this time,
+        the run uses it. If not, or if `fresh` is True, the run uses a fresh child process.
+        `memory_mb` and `image` are not used.
         """
         return StickyLease(self, domain.principal_id, None if fresh else domain.key)
 
     async def take_turn(self, key: str) -> bool:
-        """Wait for the turn to use the sticky worker of the trust domain `key`, and take the turn.
-        Return False if the worker stays busy for `STICKY_PATIENCE_S`.
+        """Reserve the sticky worker of the trust domain `key` for one run. If the worker is in use,
+        wait up to `STICKY_PATIENCE_S` seconds.
+
+        Return True if the worker is now reserved, or False if it is still in use. `leave_turn` ends
+        the reservation.
         """
         if key in self._turns:
             with anyio.move_on_after(STICKY_PATIENCE_S):
@@ -86,8 +91,8 @@ class InterpreterWall(ProcessWall):
         return True
 
     def leave_turn(self, key: str) -> None:
-        """Give back the turn that `take_turn` took, so that the domain's next call can use the
-        sticky worker.
+        """End the reservation that `take_turn` made, so that the next call of the trust domain
+        `key` can use the sticky worker.
         """
         self._turns.pop(key).set()
 

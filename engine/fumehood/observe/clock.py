@@ -81,8 +81,10 @@ only by the duration of one slot."""
 
 
 class Window:
-    """Several sums of the values that were added in the last `window_s` seconds. Older values no
-    longer count. The time `now` that is passed to `add` and `totals` must not decrease.
+    """Keeps sums of the values that were added in the last `window_s` seconds. `sums` is the number
+    of sums. Older values no longer count.
+
+    The time `now` that is passed to `add` and `totals` must not decrease.
     """
 
     __slots__ = ("_slot_s", "_slots", "_sums")

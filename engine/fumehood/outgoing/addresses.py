@@ -145,13 +145,10 @@ class CheckedBackend(httpcore2.AnyIOBackend):
 
 
 class CheckedConnection(httpcore2.AsyncNetworkStream):
-    """A connection that is not reused after unexpected data, and that is closed if its TLS
-    handshake fails.
+    """A connection to a service, with two checks that the HTTP library lacks.
 
-    The HTTP library ensures neither. Before it reuses a connection, it looks for unread data only
-    in the socket, not in the buffers of TLS and the event loop, so a service could answer a later
-    request in advance. It also leaves a connection open if the TLS handshake is cancelled, so a
-    service that never completes handshakes would cost a socket for each call.
+    If unexpected data has arrived after an answer, the connection is not reused. If the TLS
+    handshake fails or is cancelled, the connection is closed.
     """
 
     def __init__(self, stream: httpcore2.AsyncNetworkStream) -> None:
@@ -169,6 +166,8 @@ class CheckedConnection(httpcore2.AsyncNetworkStream):
 
     async def write(self, buffer: bytes, timeout: float | None = None) -> None:  # noqa: ASYNC109
         if self._has_answered and not self._is_relayed and await self._has_unread():
+            # The library looks for unread data only in the socket, not in the buffers of TLS and of
+            # the event loop. So a service could answer a later request in advance.
             raise httpcore2.ConnectionNotAvailable  # the library then uses another connection
         self._has_answered = False
         await self._stream.write(buffer, timeout)
@@ -196,6 +195,8 @@ class CheckedConnection(httpcore2.AsyncNetworkStream):
             stream = await self._stream.start_tls(ssl_context, server_hostname, timeout)
             return CheckedConnection(stream)
         except BaseException:
+            # If the handshake is cancelled, the library leaves the connection open. A service that
+            # never completes handshakes would then cost a socket for each call.
             with anyio.CancelScope(shield=True):
                 await self._stream.aclose()
             raise
@@ -207,13 +208,11 @@ class CheckedConnection(httpcore2.AsyncNetworkStream):
 
 
 def drop_what_follows(answer: httpcore2.Response) -> None:
-    """Close the connection of an answer if more data has followed the answer. Otherwise the next
-    call on this connection could take the data for its answer.
-
-    The library has no function for this: it only looks for data that has not been read yet.
-    """
+    """Close the connection of `answer` if the service has sent more data after the answer."""
     stream: Any = answer.stream
     state = stream._stream._connection._h11_state
+    # The next call on this connection could take the data for its answer. The library has no
+    # function for this check: it only looks for data that has not been read yet.
     if state.trailing_data[0]:
         state.send_failed()  # makes the library close the connection
 

@@ -92,8 +92,8 @@ class SecretValues:
         return self.text(data.decode("latin-1")).encode("latin-1")
 
     def stream(self) -> SecretStream:
-        """Return an object that replaces the values in a text that arrives in pieces. Add all
-        values first, because a value that is added later may not be replaced.
+        """Return an object that replaces the values in a text that arrives in pieces. The caller
+        must add all values first: the object can miss a value that is added later.
         """
         return SecretStream(self)
 
@@ -101,10 +101,11 @@ class SecretValues:
         """Replace the values that begin in `text` before the position `cut`. Return two values: the
         processed beginning of the text, and the position in `text` at which the rest begins.
 
-        A value that begins before `cut` is replaced completely, even if it ends after `cut`. The
-        exception is a form in base64 whose last bits are in the next base64 character
-        (`shares_last`): if this character is not before `cut`, the value is left in the rest. If
-        `is_all` is True, `text` is complete, and there is no exception.
+        A value that begins before `cut` is replaced completely, even if it ends after `cut`. There
+        is one exception: a form in base64 whose last bits are in the next base64 character
+        (`shares_last`). If this character is not before `cut`, the value is left in the rest.
+
+        `is_all` is True if `text` is complete. There is no exception then.
         """
         parts, at = list[str](), 0
         for start, end, form in self._found(text):

@@ -91,15 +91,17 @@ class UpstreamRequest:
 
     @property
     def shown(self) -> JsonObject:
-        """The request as shown to approvers: with references to secrets, but without their values.
-        Use this before `fill_secrets`.
+        """The request as approvers see it: with references to secrets, but without the secrets'
+        values. The caller must read it before it calls `fill_secrets`, whose result contains the
+        values.
 
         The field `secrets` of the result maps each secret's name to the places at which the secret
-        will be filled in: `url` or names of headers. Other headers may contain the text of a
-        reference, because arguments can have any text, but no secret is filled in there.
+        will be filled in. Each place is `url` or the name of a header.
         """
         headers = (*self.headers, *self.secret_headers)
         places: dict[str, list[str]] = {}
+        # Other headers can contain the text of a reference, because arguments can have any text. No
+        # secret is filled in there.
         for place, text in (("url", self.url), *self.secret_headers):
             for name in SECRET_REFERENCE.findall(text):
                 places.setdefault(name, []).append(place)
@@ -164,8 +166,8 @@ class Upstreams:
     """Connections to other services, and the secrets for them. Connections are made on first use.
 
     `tls` replaces the default TLS settings, which use the host's certificate authorities. `setting`
-    is the name of the setting for allowed addresses, which error messages mention. With
-    `only_hosts`, only these hosts can be reached.
+    is the name of the setting for allowed addresses. Error messages mention this name. If
+    `only_hosts` is given, only these hosts can be reached.
     """
 
     def __init__(
@@ -193,10 +195,11 @@ class Upstreams:
 
     @cached_property
     def fetches(self) -> Upstreams:
-        """The separate connections of `fetch_url`. No secrets are sent over them. Hosts that only
-        REST tools may reach cannot be reached over them, not even through connections that are
-        already open.
+        """The connections of the tool `fetch_url`, which are separate from those of REST tools. No
+        secrets are sent over them. If only REST tools may reach a host, these connections cannot
+        reach it.
         """
+        # These have their own pool, so they cannot use a connection that a REST tool has opened.
         return Upstreams(
             RestSettings(allowed_hosts=self._web.allowed_hosts), self.secrets, tls=self._tls,
             setting="web.allowed_hosts", only_hosts=self._web.only_hosts,
@@ -237,9 +240,10 @@ class Upstreams:
     ) -> UpstreamAnswer:
         """Send a request, follow redirects of GET and HEAD, and return the answer.
 
-        With `relay`, the body of a successful answer is passed to it, and the returned body is
-        empty. The values of all secrets of each contacted host are added to `values`, because a
-        host can return a secret from an earlier request in any later answer.
+        `max_bytes` is the maximum size of a successful answer. `attempt` records whether the
+        request was sent. The values of all secrets of each contacted host are added to `values`. If
+        `relay` is given, it receives the body of a successful answer, and the returned body is
+        empty.
 
         Raises:
             BodyTooLarge: a successful answer exceeds `max_bytes`.
@@ -250,6 +254,7 @@ class Upstreams:
                 value.
         """
         for redirects in range(MAX_REDIRECTS + 1):
+            # A host can return a secret from an earlier request in any later answer.
             values.add(await self._values_of_host(request.url))
             try:
                 answer = await self._ask_once(
@@ -358,8 +363,10 @@ class Upstreams:
 def concluded(
     outcome: Outcome, error: EngineError, attempt: Attempt, tool: ToolDefinition
 ) -> Outcome:
-    """Return `outcome` with `error` added. `attempt` says whether the request was sent. If so, the
-    error's message advises the caller whether to repeat the call.
+    """Return `outcome` with `error` added. `attempt` says whether the request was sent.
+
+    If it was sent, and `error` is a network error or a timeout, add advice to the error's message:
+    whether the caller should repeat the call.
     """
     error.was_sent = attempt.was_sent
     if isinstance(error, NetworkError | UpstreamTimeout) and error.was_sent:
@@ -417,12 +424,15 @@ def _url(request: UpstreamRequest) -> httpcore2.URL:
 
 
 def _redirected(request: UpstreamRequest, location: str, values: SecretValues) -> UpstreamRequest:
-    """Return the request for the target of a redirect. If the origin differs, the headers with
-    secrets are removed.
+    """Return the request for the target of a redirect. `location` is the target, relative to the
+    URL of `request`.
+
+    If the target has another origin than `request`, the headers with secrets are removed. `values`
+    are the secrets that its URL must not contain.
 
     Raises:
-        ExecutionError: the target is invalid, is not HTTPS although the first URL was, or would
-            send a secret to another origin.
+        ExecutionError: the target is invalid, is not HTTPS although `request` was, or would send a
+            secret to another origin.
     """
     before = Origin.of(request.url)
     try:

@@ -87,9 +87,11 @@ class AllCalls:
         self._database = database
 
     async def page(self, query: AllCallsQuery) -> CallPage:
-        """Return calls of all principals, newest first, including every call that has ended by now.
+        """Return one page of the calls of all principals, newest first. Every call that has ended
+        by now is taken into account.
 
-        If the filters match few calls, a page may have fewer than `limit` although more follow.
+        If the filters match few calls, a page can have fewer than `limit` calls although more pages
+        follow.
 
         Raises:
             ResourceNotFound: the cursor names a call that is not stored.
@@ -133,19 +135,20 @@ class AllCalls:
     async def given(
         self, since: datetime, tools: Collection[str]
     ) -> list[tuple[CallGroup, JsonObject]]:
-        """Return the newest calls of these tools whose arguments were recorded, at most
-        `MAX_GIVEN`. Only calls that `groups` counts are included.
+        """Return the newest calls of the tools `tools` since the time `since`, at most `MAX_GIVEN`.
+        A call is included only if its arguments were recorded and `groups` counts it.
 
-        Each item consists of a group with the count 1, which says what tool and caller the call
-        has, and the call's arguments. Raises ReadFailed.
+        Each item has two values: a group with the count 1, and the call's arguments. The group
+        names the call's tool, principal and agent. Raises ReadFailed.
         """
         await self._database.flush()
         return await self._database.read(lambda connection: _given(connection, since, tools))
 
     async def groups(self, since: datetime) -> tuple[list[CallGroup], bool]:
-        """Count the calls since the time `since`, by tool version, principal and agent. Return the
-        groups, largest first, and a bool. The bool is True if there are too many calls, so that the
-        oldest of them are not counted. Raises ReadFailed.
+        """Count the calls since the time `since`, by tool version, principal and agent.
+
+        Return the groups, largest first, and a bool. The bool is True if there are too many calls,
+        and the oldest are not counted. Raises ReadFailed.
         """
         await self._database.flush()
         return await self._database.read(lambda connection: _groups(connection, since))
@@ -183,8 +186,10 @@ def _first(connection: Connection, wanted: ColumnElement[bool]) -> str | None:
 def _recent(
     connection: Connection, since: datetime, most: int
 ) -> tuple[list[ColumnElement[bool]], bool]:
-    """Return two values: SQL conditions that select the calls since the time `since`, but only the
-    newest `most` rows of the call log, and whether calls are left out because of this limit.
+    """Return SQL conditions that select the calls since the time `since`, but only among the newest
+    `most` rows of the call log.
+
+    Also return a bool. It is True if older rows contain calls since `since`, which are left out.
     """
     bound = newest_seq(connection) - most
     at = as_kept(since)

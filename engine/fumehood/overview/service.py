@@ -159,10 +159,14 @@ class OperatorView:
     async def open_blob(
         self, call_id: str, blob_id: str, reader: Principal, *, expires: str, signature: str
     ) -> tuple[Blob, BinaryIO]:
-        """Open a blob of a call's answer for a reader who may see it. The caller closes the file.
+        """Open a blob of a call's answer for a reader who may see it. Return the blob and its open
+        file. The caller must close the file.
+
+        `expires` and `signature` are the query parameters of the blob's URL.
 
         Raises:
-            ResourceNotFound: the call or blob is unknown or no longer stored.
+            ResourceNotFound: the call or blob is unknown or no longer stored, or the signature is
+                wrong.
             PermissionDenied: only administrators may read the answer.
         """
         details = await self.call(call_id, reader)
@@ -209,11 +213,10 @@ class OperatorView:
         return await self._calls.series(query, self._clock.now() - timedelta(hours=query.hours))
 
     async def _note_reading(self, event: str, by: Principal, subject: JsonObject) -> None:
-        """Record in the audit chain that the operator `by` read data of other principals. `subject`
-        describes the data.
+        """Record in the audit chain that the operator `by` read data of other principals.
 
-        If the same operator reads the same data again within `NOTED_FOR_S` seconds, this is not
-        recorded again. Raises WriteFailed.
+        `event` is the name of the entry. `subject` describes the data. If the same entry was
+        recorded less than `NOTED_FOR_S` seconds ago, do nothing. Raises WriteFailed.
         """
         key, now = (event, by.id, *subject.values()), self._clock.monotonic()
         if now - self._noted.get(key, -math.inf) < NOTED_FOR_S:
@@ -309,12 +312,14 @@ def _tried(
     groups: Sequence[tuple[CallGroup, ToolDefinition]],
     given: Sequence[tuple[CallGroup, ToolDefinition | None, JsonObject]],
 ) -> TriedRule:
-    """Count the past calls that one rule matches. `groups` counts all calls by tool, principal and
-    agent. `given` contains those calls whose arguments are known, each with its group.
-    `environment` is the environment for which the rule is evaluated.
+    """Count the past calls that one rule matches.
+
+    `environment` is the environment for which the rule is evaluated. `groups` counts all calls by
+    tool, principal and agent. `given` contains the calls whose arguments are known, each with its
+    group, tool and arguments. The tool is None if the engine no longer has it.
 
     The result has two counts. `at_least` counts the calls that the rule matches for certain.
-    `calls` also counts those that it matches if every condition that cannot be tested holds.
+    `calls` also counts the calls that it matches if every condition that cannot be tested holds.
     """
     conditions = [condition.name for condition in (*rule.when, *(rule.any or ()))]
     excesses = list(rule.exceeds)

@@ -76,12 +76,13 @@ class Asker(Protocol):
     async def ask(
         self, claimed: ClaimedCall, plan: Plan, call: CallContext, services: PipelineServices
     ) -> Consent | Envelope:
-        """Return the consent of a remembered rule, if such a rule allows the call. Otherwise, store
-        the call and request a human's consent. If the stored call ends while the caller waits,
-        return its final answer.
+        """Get a human's consent to a call. If a remembered rule allows the call, return the rule's
+        consent. Otherwise, store the call and wait for it, as long as its options allow.
 
-        An implementation sets `call.parked_as` once it has stored the call. It also transfers the
-        call's claim to the stored call.
+        If the stored call ends in this time, return its final answer, an envelope.
+
+        An implementation must set `call.parked_as` as soon as it has stored the call. It must also
+        transfer the call's claim to the stored call.
 
         Raises:
             RequiresHumanApproval: the call still waits for a decision, or has too few approvers.
@@ -103,8 +104,8 @@ class Asker(Protocol):
         """
 
     async def same_call(self, repeat_key: str, tool: str) -> str | None:
-        """Return the approval id of the stored call that a new call of the tool repeats, or None.
-        `repeat_key` identifies the new call's caller and action.
+        """Find a stored call of the tool `tool` that a new call repeats. Return its approval id, or
+        None if there is none. `repeat_key` identifies the caller and the action of the new call.
         """
 
     async def take_back(

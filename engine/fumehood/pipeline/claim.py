@@ -78,8 +78,10 @@ class Replay:
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """The id of the approval for which an earlier call with the same idempotency key waits or
-    waited. If this earlier call has ended, its answer is stored with the approval.
+    """An earlier call with the same idempotency key, which waits or has waited for an approval.
+
+    `approval_id` is the id of this approval. If the earlier call has ended, its answer is stored
+    with the approval.
     """
 
     approval_id: str
@@ -147,9 +149,13 @@ class Keys:
     async def claim(
         self, permitted: PermittedCall, call_id: str, now: datetime
     ) -> Claim | Replay | Waiting | None:
-        """Claim the call's idempotency key, or return the earlier call with the same key.
+        """Claim the call's idempotency key, if it has one. `call_id` is the id of the call.
 
-        Return None if the call has no key. If this method is cancelled, the key is released.
+        Return a `Claim` if the key is now claimed, or None if the call has no key. If an earlier
+        call with this key has ended, return a `Replay` of its answer. If the earlier call was
+        stored for approval, return a `Waiting`.
+
+        If this method is cancelled, the key is released.
 
         Raises:
             InvalidParams: the option `idempotency_key` and the tool's own parameter of this name
@@ -167,10 +173,14 @@ class Keys:
         return Claim(call, self) if found is None else _repeated(found, call)
 
     async def recover(self, now: datetime) -> int:
-        """Mark the calls that ran in a previous process as lost. Runs before the first call.
+        """Decide about the keys of calls that were still running when the previous process ended.
+        The caller must do this before the first call.
 
-        Return the number of calls whose outcome is now unknown. If this method fails, each of these
-        calls is still found to be lost, but only when its key is used again.
+        The keys of calls that can safely be repeated are released. The outcome of the other calls
+        is unknown. Return the number of these calls.
+
+        If this method fails, each of these calls is still found to be lost, but only when its key
+        is used again.
 
         Raises:
             WriteFailed: the state cannot be written.
@@ -192,11 +202,11 @@ class Keys:
         return await self._database.repeat(lambda connection: rows.forget_old(connection, now))
 
     async def end(self, call: KeyedCall, job: Callable[[Connection], None]) -> bool:
-        """Run `job`, which stores how a call with an idempotency key ended. Return whether this is
-        on disk.
+        """Run `job`, which stores how a call with an idempotency key ended. Return True if this is
+        on disk, or False if it could not be stored.
 
-        The job is queued before this method first waits. If the method is cancelled later, the job
-        still runs.
+        The job is queued before this method first waits. If the method is cancelled while it waits,
+        the job still runs.
         """
         try:
             await self._database.write(self._last(call, job))
@@ -230,14 +240,13 @@ class Keys:
     def _last(
         self, call: KeyedCall, job: Callable[[Connection], None]
     ) -> Callable[[Connection], None]:
-        """Return a job that runs `job` and then `let_go`, which releases the call's claim on its
-        key. The claim is released even if `job` fails.
-
-        Because `job` stores the call's answer, a later job that finds the claim released also finds
-        the answer. If the answer is missing, the call counts as lost, because `job` has failed.
+        """Return a job that runs `job`, and then `let_go`, even if `job` fails. `let_go` records
+        that `call` no longer holds its key.
         """
 
         def run(connection: Connection) -> None:
+            # `job` stores the call's answer before the key is let go. So if a later job finds
+            # neither a holder nor an answer, `job` has failed, and the call counts as lost.
             try:
                 job(connection)
             finally:
@@ -282,11 +291,16 @@ def key_of(permitted: PermittedCall) -> str | None:
 def ending_of(
     error: ErrorInfo | None, *, acted: bool, may_repeat: bool
 ) -> Literal["keep", "free", "lose"]:
-    """Decide what happens to the idempotency key of an ended call. `keep`: a repeat gets the stored
-    answer. `free`: the key can be used again. `lose`: repeats fail, because the outcome is unknown.
+    """Decide what happens to the idempotency key of a call that ended with `error`, or with success
+    if `error` is None. Return one of these:
 
-    A failure before any effect frees the key if the same call may succeed later. After an effect
-    the key is freed only if repeating the call does no harm.
+    * `keep`: a repeat gets the stored answer.
+    * `free`: the key can be used again.
+    * `lose`: repeats fail, because the outcome is unknown.
+
+    `acted` is True if execution had begun. `may_repeat` is True if a repeat of the call does no
+    harm. A key is freed if a repeat can succeed later. If the call had acted, the repeat must also
+    do no harm.
     """
     if error is None:
         return "keep"
@@ -391,9 +405,11 @@ def key_made_of(permitted: PermittedCall) -> str:
 
 
 async def repeat_key_of(permitted: PermittedCall) -> str | None:
-    """Return the key by which a call without an idempotency key is recognized as a repeat.
+    """Return the key that recognizes a repeat of this call although the call has no idempotency
+    key.
 
-    Return None if the caller marks the call as new, or sends a key, which is then used instead.
+    Return None if the call has an idempotency key, or if the caller marks the call as new
+    (`new_call`).
     """
     if permitted.request.options.new_call or key_of(permitted) is not None:
         return None

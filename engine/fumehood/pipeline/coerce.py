@@ -31,11 +31,13 @@ _BOOLEANS = {
 
 def coerce(arguments: JsonObject, tool: ToolDefinition) -> tuple[JsonObject, tuple[str, ...]]:
     """Convert arguments to the types in the tool's schema. Return the converted arguments, and a
-    warning for each change.
+    warning for each change. If a value cannot be converted, it stays unchanged.
 
-    Three changes have no warning: defaults of missing parameters are filled in, a program's byte
-    order mark is removed, and if two parameters exclude each other, an empty one is left out. A
-    value that cannot be converted stays unchanged, so that validation refuses it.
+    These changes have no warning:
+
+    * A missing parameter gets its default.
+    * The byte order mark of a program is removed.
+    * If two parameters exclude each other and one is empty, the empty one is left out.
     """
     arguments = without_empty_twins(tool.executor, arguments)
     if is_marked(arguments, tool):

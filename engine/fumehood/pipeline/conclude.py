@@ -51,7 +51,8 @@ async def conclude_fault(
 ) -> Envelope:
     """Conclude a call that ended with an unexpected exception, or whose task was cancelled.
 
-    An exception becomes an `InternalError`. A cancellation is recorded and raised again.
+    If `fault` is an exception, return an envelope with an `InternalError`. If it is a cancellation,
+    record the cancellation and raise it again.
     """
     if isinstance(fault, Exception):
         return await conclude(call, hidden_fault(call, fault), services)

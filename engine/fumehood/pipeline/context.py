@@ -117,8 +117,8 @@ class CallContext:
         self._end_holds(lambda hold: hold.close())
 
     async def settle(self, envelope: Envelope) -> Envelope:
-        """Settle what gates have reserved for the call (`holds`), or release it if the call had no
-        effect. If the call has an idempotency key, store the envelope under the key.
+        """Settle what gates have reserved for the call (`holds`), or release it if the call has not
+        begun. If the call has an idempotency key, store the envelope under the key.
 
         Return the envelope. If it could not be stored, it contains an additional warning.
         """

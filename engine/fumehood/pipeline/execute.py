@@ -72,8 +72,8 @@ class AdmittedCall:
 async def plan_admission(
     approved: ApprovedCall, services: PipelineServices
 ) -> AbstractAsyncContextManager[AdmittedCall]:
-    """Plan where a call runs. Return the context manager `admit` for this plan. Entering the
-    context manager waits until a place is free.
+    """Plan where a call runs. Return the context manager `admit` for this plan, which waits for a
+    free place when it is entered.
 
     Raises:
         ShuttingDown: the engine accepts no new calls.

@@ -66,8 +66,8 @@ class Hold:
     """What a gate reserves for one call, such as an amount of a budget. Subclasses override the
     methods that they need. The methods of this class do nothing.
 
-    When the call has ended, `settle` is called if `begin` was called, and `release` otherwise.
-    Finally, `close` is called in both cases.
+    If `begin` was called, `settle` is called after the call. If the call used nothing, `release` is
+    called instead, possibly before the call has ended. Finally, `close` is called in both cases.
     """
 
     metadata: Mapping[str, Any] = MappingProxyType({})
@@ -129,12 +129,14 @@ class Gate:
     ) -> KnownAnswer | Hold | None:
         """Return the result of an identical call, or None if this call must run.
 
-        A gate that may share this call's result with later calls returns a hold instead of None.
-        The hold lasts until this call has ended.
+        If the gate will share this call's result with later calls, it returns a hold instead of
+        None. The hold lasts until this call has ended.
 
-        Called only for new calls without an idempotency key that the policy allows without
-        approval. `limit_s` returns the call's time limit in seconds, or raises the EngineError that
-        prevents the call from running.
+        `limit_s` returns the call's time limit in seconds. If the call cannot run, `limit_s` raises
+        the EngineError that prevents it.
+
+        The method is called only for a new call that has no idempotency key and that the policy
+        allows without approval.
         """
         return None
 

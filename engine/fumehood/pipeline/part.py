@@ -44,11 +44,10 @@ class CallPart:
 
     @asynccontextmanager
     async def around(self, run: ToolRun, before: Sequence[Given]) -> AsyncIterator[Given | None]:
-        """Return a context manager that is entered before a program runs and left after the run. It
-        yields what this part contributes to the run, such as environment variables, or None.
+        """Yield what this part contributes to a run, such as environment variables, or None.
 
-        `before` contains the contributions of earlier parts. Raises EngineError if the program must
-        not run.
+        The context manager is entered before the program runs, and left after the run. `before`
+        contains the contributions of earlier parts. Raises EngineError if the program must not run.
         """
         yield None
 

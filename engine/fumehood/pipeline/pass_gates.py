@@ -48,9 +48,10 @@ async def answer_of_gates(
 
 
 def refuses(gate: Gate, decision: Decision) -> bool:
-    """Return whether a gate refuses a call even if a human approves the call. Use this function
-    only for a gate that would refuse the call without approval. `decision` is the policy's decision
-    on the call.
+    """Return whether a gate refuses a call even if a human approves the call. `decision` is the
+    policy's decision on the call.
+
+    The caller must know that the gate refuses the call without approval.
     """
     return gate.key not in decision.may_exceed
 

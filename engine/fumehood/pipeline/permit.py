@@ -76,8 +76,8 @@ def _authorized(
 
 
 def log_shadow(permitted: PermittedCall, services: PipelineServices) -> None:
-    """Count the policy rule that decided on the call. If rules in shadow mode, which is a trial
-    mode without effect, would have decided on the call, log these rules.
+    """Count the policy rule that decided on the call, and log the rules in shadow mode that would
+    have decided on it. Rules in shadow mode are on trial, and have no effect.
     """
     services.policy.count(permitted.decision)
     if not permitted.decision.shadow:

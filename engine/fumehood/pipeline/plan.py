@@ -140,9 +140,8 @@ def with_options(
 
 
 def _executor(permitted: PermittedCall) -> Executor:
-    """Return the executor that runs the call. If the call requests approval of an action, return
-    the action itself (`request.held`), which is an executor. Otherwise, return the executor of the
-    call's tool.
+    """Return the executor that runs the call. If the call requests approval of an action, this is
+    the action itself (`request.held`). Otherwise, it is the executor of the call's tool.
 
     Raises the same errors as `executor_of`.
     """

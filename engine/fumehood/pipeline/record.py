@@ -27,7 +27,9 @@ from fumehood.storage.calls import APPROVAL_WAIT, CallRow, Record, texts_in
 
 
 def record_intent(admitted: AdmittedCall, call: CallContext) -> None:
-    """Log the call before it runs. If logging fails, the tool does not run."""
+    """Log, at the level `debug`, that the call is about to run, with its place, limits and
+    arguments. Exceptions of the logger are not caught.
+    """
     placement, limits = admitted.plan.placement, admitted.plan.limits
     call.trace.note(
         "call.intent",

@@ -358,8 +358,11 @@ def _long_of(cut: CutText, max_length: int | None) -> _Long:
 
 
 def _walk(node: Any, path: Path) -> Iterator[tuple[Path, str, bool]]:
-    """Yield each text with its path. The third element is True if the text is part of a file's
-    description, such as its URL.
+    """Yield each text in `node`, a JSON value, except the contents of files. `path` is the path of
+    `node`.
+
+    Each item has three values: the text's path, the text, and a bool. The bool is True if the text
+    is part of a file's description, such as its URL.
     """
     is_file = isinstance(node, dict) and "filename" in node
     items: Any = ()
@@ -469,10 +472,11 @@ def account(
     counter: TokenCounter,
     prices: Prices,
 ) -> UsageReport:
-    """Compute the tokens and the cost of a call. `processing_s` is the duration of the run in
-    seconds.
+    """Compute the tokens and the cost of a call.
 
-    If `outcome` is None, the call was refused and costs nothing.
+    `arguments_json` and `data_json` are the JSON texts of the arguments and of `data`, the answer's
+    data. `outcome` is None if the call did not run. It then costs nothing. `processing_s` is the
+    duration of the run in seconds.
     """
     cost = Decimal(0)
     if tool is not None and outcome is not None:
@@ -684,8 +688,7 @@ def _total_ms(call: CallContext, services: PipelineServices) -> float:
     """Return the milliseconds from the call's arrival to its answer, including the wait for
     approval.
 
-    If the wall clock was set back in between, the result is still at least the sum of the measured
-    times.
+    The result is at least the sum of the measured times, even if the system clock was set back.
     """
     if call.asked is None:
         return round(call.trace.total_ms, 3)

@@ -103,15 +103,16 @@ def delay_s(
     retry: int, retry_after_ms: int | None, left_s: float, uniform: Callable[[float, float], float]
 ) -> float | None:
     """Return the seconds until the next attempt, or None if the attempt would come too late.
-    `left_s` are the seconds until the call's deadline.
 
-    The delay is the time that the service requests (`retry_after_ms`, if any), plus a random time
-    ("full jitter"). `uniform` returns the random time between two limits. The upper limit grows
-    with `retry`, the number of earlier retries. Because the delays differ, calls that were refused
-    at the same time are not repeated at the same time. *Source*: AWS Architecture Blog,
-    "Exponential Backoff and Jitter".
+    `retry` is the number of earlier retries. `retry_after_ms` is the delay that the service
+    requests, or None. `left_s` is the number of seconds until the call's deadline. `uniform`
+    returns a random number between two limits.
+
+    The result is the requested delay plus a random time. The upper limit of the random time grows
+    with `retry`. *Source*: AWS Architecture Blog, "Exponential Backoff and Jitter" ("full jitter").
     """
     asked_s = max(0, retry_after_ms or 0) / 1000
+    # Calls that were refused at the same time must not be repeated at the same time.
     delay = asked_s + uniform(0, min(CAP_S, BASE_S * 2**retry))
     return delay if delay + LEAST_ATTEMPT_S <= left_s else None
 

@@ -44,8 +44,9 @@ async def run_call(
 
 
 async def _run(call: CallContext, services: PipelineServices) -> Envelope:
-    """Run the call that `call` describes through every stage, and return its envelope. The method
-    `attach` of the call's handle must already have been called.
+    """Run the call that `call` describes through every stage, and return its envelope.
+
+    The caller must have called `call.handle.attach` before.
     """
     request, trace, handle = call.request, call.trace, call.handle
     try:
@@ -88,20 +89,27 @@ async def _claim(
 ) -> Claim | Replay | Waiting | None:
     """Claim the call's idempotency key, or find the earlier call that this call repeats.
 
-    Return `Claim` if the key was claimed, `Replay` with the answer to the earlier call, or
-    `Waiting` if the earlier call has an approval, pending or decided. Return None if the call has
-    no key and repeats no earlier call. Without a key, a call repeats an earlier call only if it is
-    identical and needs approval.
+    * If the call has a key, it repeats the earlier call with the same key, if there is one.
+    * If the call has no key and needs approval, it can repeat an identical earlier call (see
+      `same_call`).
+    * If the call has no key and needs no approval, it repeats no call.
+    * If the call is a fallback's, no key is claimed, and it repeats no call.
 
-    A fallback's call claims no key, because the first tool's call holds the key for both. Raise
-    RequiresHumanApproval if a fallback's call needs approval.
+    Return `Claim` if the key was claimed. If an earlier call was found, return `Waiting` if it has
+    an approval, pending or decided, and otherwise `Replay` with its answer. In all other cases,
+    return None.
+
+    Raises:
+        RequiresHumanApproval: the call is a fallback's, and needs approval.
+        EngineError: the key is invalid or cannot be claimed, as by `Keys.claim`.
+        InvalidParams: the call needs approval, but has too many values for a human to read.
     """
     if permitted.request.is_fallback:
         if permitted.decision.verdict is Verdict.ASK:
             raise RequiresHumanApproval(
                 "The fallback needs approval. Fallbacks never wait, so it was not called."
             )
-        return None
+        return None  # the first tool's call holds the key for both calls
     if permitted.decision.verdict is Verdict.ASK:
         require_readable(permitted)
     if key_of(permitted) is not None:
@@ -120,9 +128,11 @@ async def _claim(
 async def _run_or_fall_back(
     approved: ApprovedCall, call: CallContext, services: PipelineServices
 ) -> Outcome | EngineError:
-    """Run a call, and return how it ended. If the tool's service failed, also run the tool's
-    fallback, and store the fallback's answer in `call.fallback`. The result is still that of the
-    first tool.
+    """Run a call, and return how it ended.
+
+    If the tool's service failed, also run the tool's fallback, and store the fallback's answer in
+    `call.fallback`. The returned value still describes how the first tool ended. If the caller has
+    cancelled the call meanwhile, it is the ending of a cancelled call instead.
     """
     try:
         ending: Outcome | EngineError = await run_approved(approved, call, services)

@@ -115,22 +115,23 @@ class Calls:
     def run(
         self, tool: str, body: CallBody, principal: Principal | None, live: CallHandle
     ) -> Coroutine[Any, Any, Envelope]:
-        """Run a call of `tool` for an authenticated principal. `principal` is None if the caller is
-        unknown, and the call is then refused. The caller uses `live` to follow and cancel the call.
+        """Return a coroutine that runs a call of `tool` and returns the call's envelope.
 
-        This method is not a coroutine itself but returns one, because a nested coroutine would slow
-        down every call.
+        If `principal` is None, the caller is unknown, and the call is refused. The caller uses
+        `live` to follow and cancel the call.
         """
+        # This method is not a coroutine itself, because a nested coroutine would slow down every
+        # call.
         return self._run(self.request(tool, body, principal), live)
 
     def start(
         self, request: CallRequest, live: CallHandle, answered: Callable[[Envelope], object]
     ) -> None:
-        """Run a call in a separate task, which continues if the caller's task ends. The handle
-        `live` follows and cancels the call.
+        """Start a call in a separate task, which continues if the caller's task ends.
 
-        `answered` is called with the call's answer. If the engine stops before the call has ended,
-        the answer is the error `ShuttingDown`.
+        The caller uses `live` to follow and cancel the call. When the call has ended, `answered` is
+        called with its answer. If the engine stops before that, the answer is the error
+        `ShuttingDown`.
         """
         live.is_delivered_later = True
         task = asyncio.create_task(self._run_apart(request, live, answered))
@@ -176,14 +177,15 @@ class Calls:
         await asyncio.gather(*self.started, return_exceptions=True)
 
     def request(self, tool: str, body: CallBody, principal: Principal | None) -> CallRequest:
-        """Build the request of a new call. The trace comes from the option `trace_id` or from the
-        HTTP request.
+        """Build the request of a new call. Its trace comes from the option `trace_id` or from the
+        HTTP request. If neither names a trace, a new trace id is made.
 
-        A session's name is replaced by its id here. Otherwise, an approval or an idempotency key
-        could apply to a later session with the same name.
+        If the option `session_id` is a session's name, it is replaced by the session's id.
         """
         options = body.options
         if options.session_id is not None and principal is not None:
+            # With a name, an approval or an idempotency key could apply to a later session that has
+            # the same name.
             session_id = self._services.sessions.id_of(principal, options.session_id)
             options = replaced(options, session_id=session_id)
         given, incoming = body.options.trace_id, INCOMING.get()

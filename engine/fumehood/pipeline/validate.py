@@ -99,10 +99,11 @@ def validate(resolved: ResolvedCall) -> ValidatedCall:
 
 
 def mask_fixed_arguments(error: EngineError | None, validated: ValidatedCall) -> EngineError | None:
-    """Return `ToolDisabled` in place of an error about a fixed argument, which the caller must not
-    see. Return any other error unchanged.
+    """Return `ToolDisabled` if `error` is about an argument that the agent's configuration fixes.
+    Otherwise return `error` unchanged.
 
-    Such an error can come from a host function whose own parameter types refuse the argument.
+    The caller of a tool must not see its fixed arguments. An error about one can come from a host
+    function whose own parameter types refuse the argument.
     """
     binding = validated.binding
     if binding is None or not isinstance(error, ArgumentsRefused):

@@ -61,9 +61,9 @@ VERSION_DIGITS = 12
 def load_policy(path: Path, tools: Iterable[Known]) -> Policy:
     """Load the policy from a file.
 
-    `tools` are the registered tools. The names of arguments in rules are checked only if `tools`
-    has a definition for every tool. A rule that can never decide a call is a fault, because its
-    author expects it to decide calls.
+    `tools` are the registered tools. If one of them is given by name and version instead of its
+    definition, the names of arguments in rules are not checked. A rule that can never decide a call
+    is a fault.
 
     Raises:
         PolicyError: the policy has faults, or the file is missing or can be written by other users.
@@ -355,8 +355,8 @@ def condition_of(found: Iterable[Part]) -> type[Condition]:
 def rule_of(found: Collection[Part]) -> type[Rule]:
     """Return the model of a rule, extended by the keys that these parts add.
 
-    A part can add keys for conditions (`Part.conditions`). It can also add keys for its gates,
-    which are its checks before a call (`Part.excesses`). A rule with the key of a gate matches only
+    These are the keys of the parts' conditions (`Part.conditions`) and gates (`Part.excesses`). A
+    gate is a check that a part makes before a call. A rule that has the key of a gate matches only
     calls that the gate would refuse.
 
     Raises:
@@ -556,9 +556,10 @@ def _is_complete(schema: Mapping[str, Any]) -> bool:
 
 
 def _check_shadowed(rules: Mapping[int, Rule], found: _Faults) -> None:
-    """Add a fault for each rule that can never decide a call, because another rule matches at least
-    the same calls and always decides first. The other rule decides first if it is stricter, or if
-    it has the same verdict and is earlier.
+    """Add a fault for each rule that can never decide a call.
+
+    This is the case if another rule matches at least the same calls and always decides first. A
+    rule decides first if it is stricter, or if it has the same verdict and is earlier.
     """
     enforced = {number: rule for number, rule in rules.items() if rule.is_enforced}
     others: dict[str | None, list[tuple[int, Rule]]] = defaultdict(list)
@@ -577,8 +578,11 @@ def _check_shadowed(rules: Mapping[int, Rule], found: _Faults) -> None:
 
 
 def _takes_all(stricter: Rule, rule: Rule) -> bool:
-    """Return whether `stricter` matches every call that `rule` matches, so that `rule` never
-    decides a call. `stricter` must be at least as strict as `rule`.
+    """Return whether `rule` never decides a call, because `stricter` decides all calls that `rule`
+    matches.
+
+    The caller must ensure that `stricter` wins if both rules match. So it is stricter, or has the
+    same verdict and is earlier.
     """
     if not stricter.is_unconditional and _tests(stricter) != _tests(rule):
         return False
@@ -602,8 +606,9 @@ def _tests(rule: Rule) -> tuple[object, ...]:
 
 
 def _asks_more(rule: Rule, than: Rule) -> bool:
-    """Return whether `rule` requires more approvals than the rule `than`, requires other approvers,
-    or lets approved calls exceed a limit (`exceeds`) that `than` does not let them exceed.
+    """Return whether `rule` asks for something that the rule `than` does not ask for. This is the
+    case if `rule` requires more approvals or other approvers, or names a gate (`Rule.exceeds`) that
+    `than` does not name.
     """
     narrows = rule.approvers is not None and rule.approvers != than.approvers
     more = (rule.quorum or 1) > (than.quorum or 1)

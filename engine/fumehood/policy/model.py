@@ -204,9 +204,8 @@ class Predicate(_Written):
 
     @property
     def question(self) -> frozenset[str]:
-        """The name of the predicate's kind of test, such as `equals`, as the only element of a set.
-        For `min` and `max`, the name is `range`. The set of an invalid predicate can have no
-        element or several.
+        """The names of the kinds of test that this predicate contains, such as `equals`. The name
+        of `min` and `max` is `range`. A valid predicate has exactly one.
         """
         names = {"one_of": "in", "not_": "not", "min": "range", "max": "range"}
         asked = self.model_fields_set - {"argument"}
@@ -215,11 +214,12 @@ class Predicate(_Written):
 
 
 class PartCondition(ABC):
-    """The value of a key that a part adds to conditions. It defines a test of a call's arguments.
+    """A test of a call's arguments. In the policy file, it is the value of a key that a part adds
+    to conditions.
 
     The test examines items that the part parses from the arguments, such as the programs in a shell
-    command. A subclass is also a pydantic model, which validates the key's value. The arguments are
-    untrusted.
+    command. The arguments are untrusted. A subclass is also a pydantic model, which validates the
+    key's value.
     """
 
     subject: ClassVar[str]
@@ -275,8 +275,8 @@ class Condition(Predicate):
 
     @property
     def of_part(self) -> PartCondition | None:
-        """The value of the key that a part added to this condition, or None if the condition tests
-        `argument`. A condition has either such a key or `argument`.
+        """The test that a part defines, if this condition has a part's key. None if the condition
+        tests `argument` instead.
         """
         values = (getattr(self, key) for key in self.keys_of_parts())
         return next((value for value in values if value is not None), None)
@@ -391,8 +391,9 @@ class Rule(_Written):
 
     @property
     def exceeds(self) -> tuple[str, ...]:
-        """The keys of the rule that name gates (a part's checks before a call), sorted. The rule
-        matches a call only if each of these gates would refuse the call.
+        """The keys in this rule that stand for gates, sorted by name. A gate is a check that a part
+        makes before a call. The rule matches a call only if the gate of each such key would refuse
+        the call.
         """
         added = type(self).model_fields.keys() - Rule.model_fields.keys()
         return tuple(sorted(key for key in added if getattr(self, key)))
@@ -502,7 +503,7 @@ _ID: JsonObject = {"pattern": CALL_ID_PATTERN}
 class ExplainWish(Value):
     """A request to explain the policy's decision on a call.
 
-    If `principal_id` is absent, a rule that has `principals` does not match.
+    If `principal_id` is None, rules that name `principals` do not match.
     """
 
     tool: str = Field(max_length=200)

@@ -98,9 +98,11 @@ class CompiledRule:
         return True
 
     def doubt(self, facts: CallFacts) -> str | None:
-        """Return a clause that explains which conditions of the rule are in doubt, that is, neither
-        true nor false for this call, and why. Return None if no condition is in doubt. The rule
-        must match the call.
+        """Return a clause that says which conditions of the rule are in doubt, and why. Return None
+        if no condition is in doubt.
+
+        A condition is in doubt if it is neither true nor false for the call. The caller must pass a
+        call that the rule matches.
         """
         for question in self.of_call:
             if question.conditions and question.ask(facts) is None:
@@ -192,8 +194,8 @@ means running a shell command."""
 
 
 def names_for(tool: ToolDefinition) -> tuple[str, ...]:
-    """Return the names by which rules can refer to a tool: its own name, and the name of another
-    tool whose rules also apply to it (`ALSO`).
+    """Return the names by which rules can refer to a tool. These are its own name and, if `ALSO`
+    has an entry for the tool, the name of the tool whose rules also apply to it.
     """
     return (tool.name, ALSO[tool.name]) if tool.name in ALSO else (tool.name,)
 
@@ -326,9 +328,10 @@ def why_in_doubt(condition: Condition, tool: ToolDefinition, arguments: JsonObje
 
 
 def _instead(condition: Condition, tool: ToolDefinition, arguments: JsonObject) -> str:
-    """Return a clause such as ", this call has argv". It explains why the argument that the
-    condition tests is absent: the call has another argument, and the tool accepts only one of the
-    two. If the call has no such argument, return "".
+    """Return a clause such as ", this call has argv", or "" if there is nothing to say.
+
+    The caller must have found that the argument that the condition tests is absent. If the call has
+    another argument that excludes the tested one, the clause names it.
     """
     model = arguments_of(tool.executor)
     for pair in model.exclusive if model is not None else ():

@@ -49,14 +49,15 @@ class SessionProcesses:
         """Carry out a request about the session's processes, and return the guest's answer (see
         `SessionContainer.processes`). The field `do` of the request names the action.
 
-        If a request to start a process contains `restart`, the process is also started in each new
-        container of the session, until it is stopped.
+        If a request to start a process has a true `restart`, each new container of the session also
+        starts the process, until a request stops it.
 
         Raises:
             ResourceNotFound: the session has ended, or there is no such process.
             InvalidParams: the request is invalid, or cannot be carried out.
             SandboxUnavailable: the session cannot run now.
-            StoreError: the process was started, but it may not be restarted in new containers.
+            StoreError: the stored start requests cannot be changed. A process to start was started,
+                and a process to stop was not stopped.
         """
         asked = {key: value for key, value in request.items() if key != "restart"}
         name, restart = str(asked.get("name")), bool(request.get("restart"))
@@ -129,7 +130,7 @@ class SessionProcesses:
 
     def _with_kept(self, answer: JsonObject) -> JsonObject:
         """Return the guest's list of processes, with some ended processes added. These have a
-        stored start request, but ended so long ago that the guest no longer lists them.
+        stored start request, and the guest no longer lists them.
         """
         known = {process["name"] for process in answer["processes"]}
         unknown = [_ended(name, asked) for name, asked in self._kept.items() if name not in known]

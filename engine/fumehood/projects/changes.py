@@ -153,8 +153,7 @@ async def changes_of(
 ) -> Changes:
     """Return the differences between the workspace of the session `source` and its baseline.
 
-    `limiter` limits how many threads evaluate `.gitignore` rules at the same time. This is needed
-    because a session's programs can write rules whose evaluation takes seconds.
+    `limiter` limits how many threads evaluate `.gitignore` rules at the same time.
 
     Raises:
         NotRead: there are too many files or rules, or a file was changed while it was read.
@@ -174,6 +173,7 @@ async def changes_of(
     differing = await _differing(source, baseline, rows)
     if not baseline.everything:
         rules = await _rules(source, baseline, rows, {row[0] for row in differing})
+        # A session's programs can write rules whose evaluation takes seconds, hence the limiter.
         differing = await anyio.to_thread.run_sync(
             _not_left_out, baseline, rules, differing, abandon_on_cancel=True, limiter=limiter
         )
@@ -208,13 +208,14 @@ async def _top_rules(source: Lease) -> str:
 async def _rules(
     source: Lease, baseline: Baseline, rows: Sequence[Row], differing: Collection[str]
 ) -> dict[str, str]:
-    """Return the rules that now apply in the workspace, as a mapping from each directory to the
-    text of its `.gitignore` file. `rows` are the guest's entries for all files, and `differing` are
-    the paths that differ from the baseline. Only `.gitignore` files that differ or are new are
-    read.
+    """Return the `.gitignore` rules that now apply in the workspace. The result maps each directory
+    to the text of its `.gitignore` file.
+
+    `rows` are the guest's entries for all files. `differing` are the paths that differ from the
+    baseline. A `.gitignore` file is read only if it differs or is new.
 
     Raises:
-        NotRead: the changed `.gitignore` files are too large, or one was changed while it was read.
+        NotRead: the `.gitignore` files to read are too large, or one was changed while it was read.
     """
     texts: dict[str, str] = {}
     new: list[Row] = []
@@ -240,9 +241,10 @@ async def _rules(
 def _not_left_out(
     baseline: Baseline, texts: Mapping[str, str], differing: Sequence[Row]
 ) -> list[Row]:
-    """Return `differing` without the files that are new and that a `.gitignore` rule leaves out.
-    Files that are in the baseline are kept in any case. `texts` maps each directory to the text of
-    its `.gitignore` file.
+    """Return `differing` without the new files that `.gitignore` rules leave out. A file is new if
+    the baseline does not contain it.
+
+    `texts` maps each directory to the text of its `.gitignore` file.
 
     Raises:
         NotRead: the evaluation of the rules would take too much time or memory.
@@ -261,8 +263,10 @@ def _not_left_out(
 
 
 async def stage(source: Lease, found: Changes, wanted: Sequence[Change], write: Write) -> None:
-    """Pass the contents of the new and changed files among `wanted` to `write`, piece by piece. For
-    an empty file, pass one empty piece.
+    """Read the new and changed files among `wanted`, and pass their contents to `write`.
+
+    `write` gets the path of a file and a piece of its content. If a file is empty, it gets one
+    empty piece. `found` are all changes in the session, which include `wanted`.
 
     Raises:
         NotRead: a file has changed since `found` was made.
@@ -284,10 +288,12 @@ async def stage(source: Lease, found: Changes, wanted: Sequence[Change], write: 
 
 
 async def _read(source: Lease, rows: Sequence[Row]) -> tuple[dict[str, Entry], dict[str, bytes]]:
-    """Read the files and links that `rows`, entries in the guest's list of files, describe.
+    """Read the files and links in `rows`, which are entries of the guest's list of files.
 
-    Return two mappings. The first maps the path of each file or link to its entry. The second maps
-    the path of each file that is small enough to be shown to its content.
+    Return two mappings:
+
+    * The path of each file or link → its entry.
+    * The path of each file that is small enough to be shown → its content.
     """
     entries: dict[str, Entry] = {}
     texts: dict[str, bytes] = {}
@@ -311,8 +317,8 @@ async def _read(source: Lease, rows: Sequence[Row]) -> tuple[dict[str, Entry], d
 
 
 def _is_same(row: Row, baseline: Baseline) -> bool | None:
-    """Return whether a file or link is the same as in the baseline. `row` is its entry in the
-    guest's list of files. Return None if only a hash of the content can tell.
+    """Return whether a file or link is the same as in the baseline, or None if only a hash of the
+    content can tell. `row` is its entry in the guest's list of files.
     """
     path, size, can_run, version = row
     before = baseline.tree.get(path)
@@ -392,12 +398,11 @@ class _Diffs:
 def patch_of(
     changes: Sequence[Change], conflicts: Collection[str], old: Texts, new: Texts
 ) -> tuple[str, bool]:
-    """Return a patch that contains the changes. Also return whether the patch only names some
-    files, because their changes cannot be shown.
+    """Return a patch of the changes, and whether the patch is incomplete. If the change of a file
+    cannot be shown, the patch contains only the name of this file, and is incomplete.
 
-    `conflicts` are the paths at which the host's files conflict with the changes. `old` maps the
-    paths of files that can be shown to their contents before the changes, and `new` to their
-    contents after the changes.
+    `conflicts` are the paths at which the host's files conflict with the changes. `old` and `new`
+    map the paths of files that can be shown to their contents before and after the changes.
     """
     parts: list[str] = []
     room = MAX_PATCH_BYTES
@@ -452,8 +457,8 @@ def shown(
     directory on the host.
 
     `conflicts` maps each path at which the host's file conflicts with the change to the reason.
-    `old` maps the paths of files that can be shown to their contents before the changes, and `new`
-    to their contents after the changes.
+    `old` and `new` map the paths of files that can be shown to their contents before and after the
+    changes.
     """
     added: list[JsonObject] = []
     changed: list[JsonObject] = []
@@ -515,10 +520,11 @@ def _facts(entry: Entry) -> JsonObject:
 
 
 def _content(entry: Entry | None, path: str, texts: Texts) -> bytes | None:
-    """Return the content that git's diff shows for `entry`, the state of `path` before or after a
-    change. This is the content of a file, the target of a link, or b"" if `entry` is None. Return
-    None if the content cannot be shown. `texts` contains the contents of the files that can be
-    shown.
+    """Return the content of a file or link as git's diff shows it, or None if it cannot be shown.
+
+    `entry` is the state of `path` before or after a change. The content of a link is its target. If
+    `entry` is None, return b"". `texts` maps the paths of the files that can be shown to their
+    contents.
     """
     if entry is None:
         return b""
@@ -541,12 +547,11 @@ def _shown_diff(change: Change, old: Texts, new: Texts, diffs: _Diffs) -> JsonOb
 def _file_patch(
     change: Change, conflicts: Collection[str], old: Texts, new: Texts, diffs: _Diffs
 ) -> tuple[str, bool]:
-    """Return the section of a patch for one file. Also return whether this section shows the whole
-    change.
+    """Return the section of a patch for one file, and whether this section shows the whole change.
 
-    `conflicts` are the paths at which the host's files conflict with the changes. `old` maps the
-    paths of files that can be shown to their contents before the changes, and `new` to their
-    contents after the changes. `diffs` makes the diff.
+    `conflicts` are the paths at which the host's files conflict with the changes. `old` and `new`
+    map the paths of files that can be shown to their contents before and after the changes. `diffs`
+    makes the diff.
     """
     before, after = change.before, change.after
     if before is not None and after is not None and before.is_link != after.is_link:

@@ -126,11 +126,11 @@ class TooManyRules(Exception):
 
 class IgnoreRules:
     """The `.gitignore` rules of one tree of directories. `leave_out` says whether the rules leave
-    out a path. Before `leave_out` is called, the rules of all directories above the path must be
-    added.
+    out a path.
 
-    If there are too many rules, `add` and `leave_out` raise `TooManyRules`. They never apply only
-    some of the rules, because then paths that the other rules leave out would be included.
+    The caller must call `add` for all directories above a path before it calls `leave_out` for the
+    path. If there are too many rules, both methods raise `TooManyRules` instead of applying only
+    some.
     """
 
     def __init__(self) -> None:

@@ -24,11 +24,11 @@ def run_on_project(
     directory: Path, command: Sequence[str], wishes: JsonObject, timeout_s: float | None,
     socket: Path | None, *, as_json: bool,
 ) -> int:  # fmt: skip
-    """Run a command in a new session that has a copy of `directory`. `wishes` are the options for
-    creating the session. Return the exit code.
+    """Run a command in a new session that has a copy of `directory`, and return the exit code.
 
     Show the changes that the command made, and ask for approval to write them back. Then end the
-    session, unless it may contain changes that were not written back.
+    session, unless it may still contain changes that were not written back. `wishes` are the
+    options for creating the session.
     """
     with calling(socket, as_json=as_json, is_payload=True) as client:
         with local(directory):
@@ -58,9 +58,10 @@ def _ran_on_project(
     socket: Path | None, *, as_json: bool,
 ) -> tuple[JsonObject, bool]:  # fmt: skip
     """Run the command in the session. If it succeeds and changes files, ask for approval to write
-    the changes back.
+    the changes back. `options` are the call options, which name the session.
 
-    Return the last envelope, which determines the exit code, and whether the session can be ended.
+    Return a pair: the last envelope, which determines the exit code, and whether the session can be
+    ended.
     """
     limits = options_of(timeout_seconds=timeout_s, cancel_on_disconnect=True)
     arguments = {"argv": list(command)}

@@ -138,9 +138,11 @@ Keep = Callable[[ProjectHome], Awaitable[None]]
 
 
 class ProjectStore:
-    """The baselines of an engine's sessions, and its journals. A baseline is the state of a project
-    when it was copied into the session. A journal records changes to a project, so that they can be
-    undone if the engine is killed. `saved` is None if the engine has no persistent state.
+    """The baselines of an engine's sessions, and the engine's journals.
+
+    A baseline is the state of a project when it was copied into the session. A journal records
+    changes to a project, so that they can be undone if the engine is killed. `saved` stores the
+    baselines on disk, or is None if the engine has no persistent state.
     """
 
     def __init__(self, saved: SavedFiles | None, journals: Journals) -> None:
@@ -201,8 +203,8 @@ class ProjectStore:
         return ProjectHome(str(directory), name, len(content))
 
     async def copied(self, session_id: str, home: ProjectHome, made: str) -> ProjectHome:
-        """Store the baseline of the session `session_id` also for the session `made`, which has a
-        copy of its files. Return the `ProjectHome` of the session `made`.
+        """Copy the baseline of the session `session_id` to the session `made`, and return the
+        `ProjectHome` of `made`. `home` is the `ProjectHome` of the session `session_id`.
 
         Raises:
             StateUnavailable: the baseline cannot be read or written.
@@ -266,9 +268,15 @@ class SessionProject:
         this id.
 
         Raises:
-            WorkspaceChanged: the digest of the changes is not `expected`. Nothing was written.
-            InvalidParams: files on the host conflict with the changes. Nothing was written.
-            StateUnavailable: the changes could not be written. Nothing has changed.
+            WorkspaceChanged: the digest of the changes is not `expected`, or a file has changed
+                meanwhile. Nothing was written.
+            InvalidParams: the changes cannot be read, or conflict with files on the host. Nothing
+                was written.
+            StateUnavailable: the baseline cannot be read, or the changes cannot be written. Nothing
+                was written.
+            EngineError: the guest failed. Nothing was written.
+            OutcomeUnknown: writing failed, and the changes that were already made could not all be
+                undone.
         """
         store = self._store
         baseline = await store.baseline(self._session_id, self._home)
@@ -426,11 +434,11 @@ def _left_out(baseline: Baseline) -> Callable[[str], bool]:
 
 
 def _with_base(conflicts: dict[str, str], baseline: Baseline) -> dict[str, str]:
-    """Return the conflicts, a mapping from paths to reasons, with more exact reasons.
+    """Replace the reason `ANOTHER` by `APPLIED` for paths to which changes were already written.
 
-    The reason `ANOTHER` says that the host's file differs from the file that was copied into the
-    session. If changes were already written to a path, the host's file was compared with the result
-    of these changes instead. For such a path, `APPLIED` replaces `ANOTHER`.
+    `conflicts` maps paths to reasons, and so does the result. `ANOTHER` says that the host's file
+    differs from the copied file. `APPLIED` says that it differs from the file that was last
+    written.
     """
     return {
         path: APPLIED if why == ANOTHER and path in baseline.applied else why
@@ -484,12 +492,12 @@ class Projects:
         self._claims: OrderedDict[str, Claim] = OrderedDict()
 
     def claim(self, directory: str, *, everything: bool = False, proven: bool = False) -> Project:
-        """Claim a directory of the host, so that sessions can be made from it. If `everything` is
-        True, files that `.gitignore` files exclude are copied too.
+        """Claim a directory of the host, so that sessions can be made from it.
 
-        If `proven` is True, the caller need not prove that it can write to the directory.
-        Otherwise, the directory must contain an empty file when the first session is made from it.
-        The name of this file is the field `proof` of the result.
+        If `everything` is True, files that `.gitignore` files exclude are copied too. If `proven`
+        is False, the claimant must prove that it can write to the directory. To prove it, the
+        claimant creates an empty file there before the first session is made. The name of this file
+        is the field `proof` of the result.
 
         Raises:
             InvalidParams: the path is not absolute, or `proven` is True and the path cannot be
@@ -508,8 +516,8 @@ class Projects:
     async def create(
         self, principal: Principal, *, project: str | None = None, **wishes: Any
     ) -> SessionRecord:
-        """Create a session. If `project` is given, it is the id of a claim, and the claimed
-        directory is copied into the session. `wishes` are the arguments of `SessionKeeper.create`.
+        """Create a session. If `project` is given, copy a claimed directory into it. `project` is
+        the id of the claim. `wishes` are the arguments of `SessionKeeper.create`.
 
         Raises:
             ResourceNotFound: there is no such claim.
@@ -614,9 +622,11 @@ FEED = StreamKind("feed", str(FEED_BYTES))
 
 
 class Feed(Connections):
-    """A connection over which the host sends the bytes of a project into the container, where a
-    program of the engine reads them. The host writes the bytes to `stream`, and must wait while the
-    program does not read. The guest may send only acknowledgements.
+    """A connection over which the host sends the bytes of a project into the container. A program
+    of the engine reads them there.
+
+    The host writes the bytes to `stream`. While the program does not read, the host must wait. The
+    guest may send only acknowledgements.
     """
 
     def __init__(self, port: StreamPort) -> None:

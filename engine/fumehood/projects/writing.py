@@ -123,8 +123,8 @@ class Journals:
     """The journals of one engine, which are files in a separate directory. Each journal records a
     set of changes to a project, so that the changes can be undone if the engine is killed.
 
-    The function `need` records whether any journals exist. Invariant: `need(True)` is called before
-    the first journal is written, and `need(False)` only after the last journal was removed.
+    The function `need` records whether there are journals. Invariant: while a journal exists, the
+    recorded value is True.
     """
 
     def __init__(
@@ -133,8 +133,8 @@ class Journals:
         """Use the journals in a directory.
 
         Args:
-            directory: the directory of the journals. If it is None, no journals are written, so the
-                changes of a killed engine cannot be undone.
+            directory: the directory of the journals. If it is None, no journals are written. The
+                changes of a killed engine can then not be undone.
             need: a function that records whether there are journals (True or False). While there
                 are journals, only an engine that can undo changes may use the state. It may raise
                 StoreError.
@@ -148,10 +148,10 @@ class Journals:
         self._recovered: list[Path] = []
 
     def recover(self) -> Recovered:
-        """Undo the unfinished changes of an engine that was killed. Remove the staging directories
-        that this engine has left in projects.
+        """Undo the unfinished changes of an engine that was killed, and remove its staging
+        directories.
 
-        The caller must store the outcomes in the result, and then call `forget`.
+        The caller must store the returned outcomes, and then call `forget`.
         """
         failed, outcomes = found = Recovered([], {})
         if self._directory is None or not self._directory.is_dir():
@@ -275,7 +275,8 @@ class Writing:
         from the project even if they become empty.
 
         Raises:
-            Conflicts: a file on the host is not as it was copied. Nothing was changed.
+            Conflicts: a file on the host differs from the `before` of its change, or another file
+                is in the way. Nothing was changed.
             StateUnavailable: the disk is full, or permission is missing. Nothing was changed.
             OutcomeUnknown: writing failed, and the changes that were already made could not all be
                 undone.
@@ -308,8 +309,8 @@ class Writing:
                 raise
 
     def _undo(self, error: BaseException) -> None:
-        """Undo the changes, because `error` has interrupted the writing. Raises OutcomeUnknown if
-        not all changes could be undone.
+        """Undo the changes after `error` has interrupted the writing. Raises OutcomeUnknown if not
+        all changes could be undone.
         """
         self._is_left = True
         try:
@@ -364,9 +365,11 @@ class Writing:
                     journal.emptied[path] = stat.S_IMODE(status.st_mode)
 
     def _set_mode(self, change: Change, staged: str) -> tuple[int, int]:
-        """Set the mode of the staged file to the mode of the file that it replaces, or to 0644 if
-        it replaces none. Only the permission to execute comes from the change. Return the inode of
-        the staged file, and its modification time in nanoseconds.
+        """Set the mode of the staged file. Return its inode, and its modification time in
+        nanoseconds.
+
+        The mode is that of the file which the staged file replaces. If there is none, it is 0644.
+        The permission to execute is that of `change.after` in both cases.
         """
         assert change.after is not None
         mode = 0o644
@@ -387,11 +390,12 @@ class Writing:
 
 
 def _do(project: ProjectDirectory, journal: _Journal, step: _Step, change: Change) -> None:
-    """Carry out one step: move the old file, if there is one, into the staging directory and check
-    it. Then put the new file or link in its place.
+    """Carry out one step. First move the old file, if there is one, into the staging directory, and
+    check it. Then put the new file or link in its place.
 
     Raises:
-        Conflicts: the old file or link is not as it was copied, or the path is taken.
+        Conflicts: the old file or link differs from `change.before`, or another file is at the
+            path.
         OSError: the file system failed in another way.
     """
     old = f"old-{step.number}"
@@ -421,8 +425,8 @@ def _make(project: ProjectDirectory, path: str) -> None:
 
 @contextmanager
 def _conflicts(path: str) -> Iterator[None]:
-    """Convert errors inside the `with` block: raise Conflicts if an OSError shows that another
-    program has changed this path. Other errors are not converted.
+    """Raise Conflicts if the `with` block raises an OSError that shows that another program has
+    changed `path`. Other errors are not converted.
     """
     try:
         yield
@@ -435,14 +439,14 @@ def _conflicts(path: str) -> Iterator[None]:
 
 
 def _put_back(project: ProjectDirectory, journal: _Journal) -> bool:
-    """Undo the steps of a journal, as far as they were carried out. This function can be called
-    again after it was interrupted.
+    """Undo those steps of a journal that were carried out. Return True if all files are as before,
+    and False if another program wrote to a path meanwhile.
 
-    Return True if all files are as before. Return False if another program wrote to a path
-    meanwhile, so that not everything could be undone. If a path is taken, the old file is stored
-    beside the path, or in the top directory of the project.
+    If another file is now at the path of an old file, the old file is stored beside it under a new
+    name. If the directory cannot be opened, the old file is stored in the project's top directory.
 
-    Raises OSError.
+    If this function was interrupted, it can be called again. Raises OSError if the file system
+    fails.
     """
     is_whole = True
     with project.directory(journal.staging) as staging:

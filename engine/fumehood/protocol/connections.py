@@ -46,12 +46,12 @@ MAX_SEGMENT_BYTES = _HEAD.size + PIECE_BYTES
 
 
 class Segment(NamedTuple):
-    """One message about a connection. A connection is a byte stream, and one stream of a
-    container's channel carries many connections. The message contains a step, such as `DATA` or
+    """One message about a connection, which is a byte stream. It contains a step, such as `DATA` or
     `CLOSED`, the number of the connection, and data.
 
-    A segment is the body of a stream's frame. It is binary, because encoding JSON would take most
-    of the time of a transfer.
+    One stream of a container's channel carries many connections. A segment is the body of one of
+    the stream's frames. It is binary, because encoding JSON would take most of the time of a
+    transfer.
     """
 
     step: int

@@ -245,10 +245,6 @@ _KINDS: dict[str, type[ContainerMessage]] = {
 def parse_container_body(body: bytes) -> ContainerFrame:
     """Parse the body of a frame from a container's guest, and return the frame.
 
-    Output frames are by far the most frequent, so they are parsed and validated in one step, which
-    is many times faster than the general way. This step accepts repeated keys. That is safe,
-    because no other code reads the frame.
-
     Raises:
         FrameError: the body is not one of the guest's messages.
     """
@@ -256,6 +252,9 @@ def parse_container_body(body: bytes) -> ContainerFrame:
         return StreamFrame.parse(body)
     if not body.startswith(OUTPUT_START):
         return parse_frame(framing.parse_body(body), _KINDS)
+    # Output frames are by far the most frequent, so they are parsed and validated in one step. This
+    # is many times faster. It accepts repeated keys, which is safe, because no other code reads the
+    # frame.
     try:
         return ContainerOutput.model_validate_json(body)
     except ValidationError as error:
@@ -275,17 +274,18 @@ def run_frames(
     streams: Mapping[str, str] = NO_STREAMS,
     trial: tuple[str, str] | None = None,
 ) -> list[JsonObject]:
-    """Return the frames that start a run. Long arguments are sent in pieces, as `part` frames
-    before the `run` frame.
+    """Return the frames that start a run: one `run` frame, and before it, if the arguments are
+    long, `part` frames with pieces of them.
 
-    `keep` leaves files and variables for the next run. `live` means that a client follows the
-    output and the progress. `thin` means that the program seems to need no preloaded modules.
-    `streams` maps the kind of each stream of the run to a text that the guest's end of this stream
-    receives.
-
-    `trial` is an action and the token of a trial. The action says what happens to the trial's
-    variables: `hold` holds them back, `adopt` makes them those of the session, and `drop` discards
-    them.
+    Args:
+        keep: whether the run's files and variables are kept for the next run.
+        live: whether a client follows the output and the progress.
+        thin: whether the program seems to need no preloaded modules.
+        streams: a mapping from the kind of each stream of the run to a text. The guest's end of the
+            stream receives this text.
+        trial: an action and the token of a trial. If the action is `hold`, this run is the trial,
+            and its variables are held back. `adopt` makes the held variables those of the session,
+            and `drop` discards them.
     """
     run: JsonObject = {
         "op": "run",

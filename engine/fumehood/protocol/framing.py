@@ -88,20 +88,20 @@ enough for a private RSA key of 4096 bits in one line, as in a `repr`.
 def whole_words(text: str, most: int) -> str:
     """Return a text cut to at most `most` characters. A text that was cut ends with "…".
 
-    The cut is at the end of a word, so that no part of a secret key remains. The host redacts keys
-    only later, and could not recognize half a key. If the last word is longer than any key, only
-    `MAX_KEY_CHARACTERS` characters are removed from its end.
+    The cut is at the end of a word. If the last word is longer than `MAX_KEY_CHARACTERS`, only this
+    number of characters is removed from its end.
     """
     if len(text) <= most:
         return text
+    # No part of a secret key may remain. The host redacts keys only later, and could not recognize
+    # half a key.
     kept = text[: most - 1]
     return f"{before_word(kept) if text[most - 1] in OF_WORDS else kept}…"
 
 
 def before_word(text: str) -> str:
-    """Return a text without its last word. The text was cut off, so the last word may be
-    incomplete. If this word is longer than `MAX_KEY_CHARACTERS`, remove only its last
-    `MAX_KEY_CHARACTERS` characters.
+    """Return `text`, which was cut off, without its last word, which may be incomplete. If this
+    word is longer than `MAX_KEY_CHARACTERS`, remove only its last `MAX_KEY_CHARACTERS` characters.
     """
     return max(text.rstrip(OF_WORDS), text[:-MAX_KEY_CHARACTERS], key=len)
 

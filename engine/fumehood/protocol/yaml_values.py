@@ -47,10 +47,12 @@ def loads(text: str, lines: Lines | None = None, *, number_keys: bool = False) -
     If `number_keys` is True, a key may be an integer, such as an HTTP status. Such a key is read as
     a string.
 
+    YAML is restricted: directives, anchors, aliases, tags, repeated keys, keys of other types, NaN
+    and infinity are refused. So are integers over 4,300 digits, nesting over 64 levels, and more
+    than 200,000 values.
+
     Raises:
-        YamlError: the text is not YAML or not exactly one document, or it contains a directive,
-            anchor, alias or tag, a key that is not a string or is repeated, NaN or infinity, an
-            integer over 4,300 digits, nesting over 64 levels, or more than 200,000 values.
+        YamlError: the text is not exactly one YAML document, or contains something that is refused.
     """
     if _DIRECTIVE.search(text):
         # libyaml compares each directive with all previous ones, which takes quadratic time.

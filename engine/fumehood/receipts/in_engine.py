@@ -38,10 +38,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """What the engine recorded of a run for its receipt: the program's requests and their answers
-    (`network`), and hashes of files. The receipt also contains the answer that the caller receives.
+    """What the engine recorded of a run for its receipt.
 
-    `digests` maps the kind (`file` or `image`) and the path of each returned file to its SHA-256.
+    `network` contains the program's requests and their answers. `digests` maps the kind (`file` or
+    `image`) and the path of each returned file to its SHA-256.
     """
 
     network: Cassette

@@ -344,10 +344,9 @@ def complete(text: str, longest: int, *, in_lines: bool) -> int:
 
     `longest` is the length of the longest secret, or 0 if there are no secrets. `in_lines` says
     that no secret contains a line break.
-
-    The result does not depend on the content of the secrets. If it did, the author of a text could
-    guess a secret character by character, from how much of the text is held back.
     """
+    # The result must not depend on the content of the secrets. If it did, the author of a text
+    # could see how much is held back, and so guess a secret character by character.
     line = text.rfind("\n") + 1 if in_lines else 0
     return max(line, len(text) - max(0, longest - 1))
 
@@ -370,8 +369,7 @@ def _begun_key(text: str) -> int:
     """If `text` ends with what may be an incomplete key in a well-known format, return the position
     where this key begins. Otherwise return the length of the text.
 
-    Only the last word can be an incomplete key. Private keys are an exception, because they have
-    several lines.
+    Only the last word is searched, except for private keys, which have several lines.
     """
     cut = _unfinished_private_key(text)
     last_word = "" if not text or text[-1].isspace() else text.rsplit(None, 1)[-1]

@@ -58,16 +58,16 @@ def source_of(executor: str) -> str:
 
 
 def without_empty_twins(executor: str, arguments: JsonObject) -> JsonObject:
-    """Return a call's arguments without superfluous empty arguments: if two arguments exclude each
-    other and both are given, the empty argument is left out. If both are empty, the second is left
-    out. The same applies to the fields of each file in `files`.
+    """Return a call's arguments without an empty argument that another argument excludes.
 
-    Some models and frameworks fill in every parameter, so they send empty arguments that the caller
-    did not intend.
+    If two arguments exclude each other and both are given, the empty one is left out. If both are
+    empty, the second is left out. The same applies to the fields of each file in `files`.
     """
     model = arguments_of(executor)
     if model is None:
         return arguments
+    # Some models and frameworks fill in every parameter, so they send empty arguments that the
+    # caller did not intend.
     kept: JsonObject = _without_empty(arguments, model.exclusive)
     files = kept.get("files")
     if "files" in model.model_fields and isinstance(files, list):

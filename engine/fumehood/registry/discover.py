@@ -217,8 +217,8 @@ def register_all(registry: ToolIndex, tools: Iterable[Tool], private: Sequence[P
 def import_paths(registry: ToolIndex) -> frozenset[str]:
     """Return the import paths of all sandboxed functions.
 
-    The engine starts the jail, which is the sandbox for functions, only if the returned set is not
-    empty. It checks this once at its start, because functions are not registered later.
+    If the result is empty, the engine does not start the jail, which is the sandbox for functions.
+    It checks this once at its start, because functions are not registered later.
     """
     versions = (tool for name in registry for tool in registry.versions(name.definition.name))
     return frozenset(

@@ -122,10 +122,10 @@ class ToolIndex:
     """All registered tools by name and version. Their definitions may refer to the secrets in
     `secrets`.
 
-    External tools, which run outside the engine, are never registered. The function `external`
-    returns the tool for a name that begins with `external:`. It also returns the tool `net`, which
-    represents network requests of programs. `coming` are prefixes of the names of tools that may be
-    registered later.
+    The function `external` returns the tools that are never registered. These are the external
+    tools, whose names begin with `external:` and which run outside the engine, and the tool `net`,
+    which represents network requests of programs. `coming` are prefixes of the names of tools that
+    may be registered later.
     """
 
     def __init__(

@@ -94,10 +94,10 @@ class CompiledSchema:
         self._filled_in = {name for name, said in properties.items() if "default" in said}
 
     def is_plainly_right(self, document: JsonObject) -> bool:
-        """Check quickly whether a document is valid and complete. If the result is False, only the
-        full validation can decide.
+        """Check quickly whether a document is valid and complete. If the result is False, the
+        document may still be valid, and the full validation decides.
 
-        A complete document has no unknown parameter, and has a value for every parameter with a
+        A complete document has no unknown parameter. It has a value for every parameter with a
         default.
         """
         keys = document.keys()
@@ -567,12 +567,9 @@ _SCHEMAS = frozenset({
 
 def without_nils(schema: Any, levels: int = MAX_SCHEMA_DEPTH) -> Any:
     """Return a schema without the keywords whose value is empty in a way that JSON Schema does not
-    allow.
+    allow, such as `null` for a missing list.
 
-    Tools in other programming languages write such values. For example, Go writes `null` for a
-    missing list, PHP writes `[]` for an empty object, and Lua writes `{}` for an empty list. A
-    value with which a keyword compares arguments is kept, such as in `const: null`. At most
-    `levels` levels of the schema are changed.
+    At most `levels` levels of the schema are changed.
     """
     if schema in (None, []):
         return {}
@@ -580,6 +577,9 @@ def without_nils(schema: Any, levels: int = MAX_SCHEMA_DEPTH) -> Any:
         return schema
     found: JsonObject = {}
     for keyword, said in schema.items():
+        # Tools in other programming languages write such values: Go writes `null` for a missing
+        # list, PHP `[]` for an empty object, and Lua `{}` for an empty list. A value with which a
+        # keyword compares arguments is no such value, for example in `const: null`.
         if _is_nil(keyword, said):
             continue
         if keyword in _MAPS and isinstance(said, dict):
@@ -607,10 +607,10 @@ _TYPE_NAMES = {"string", "integer", "number", "boolean", "array", "object", "nul
 
 
 def is_surely_sound(schema: Any) -> bool:
-    """Check quickly whether a schema has no faults. If the result is False, only the full check can
-    decide.
+    """Return True if a quick check shows that the schema has no faults. If the result is False,
+    only the full check (`schema_faults`) can decide.
 
-    The schema must not be nested too deeply, which `_is_small` checks.
+    The caller must first check with `_is_small` that the schema is not nested too deeply.
     """
     return isinstance(schema, dict) and all(
         keyword in _CHECKS and _CHECKS[keyword](said) for keyword, said in schema.items()

@@ -108,11 +108,10 @@ def finding(rules: Rules, rule: str, path: str, message: str) -> Finding:
 
 
 def _normalized(text: str) -> str:
-    """Normalize a text to NFKC, in pieces of `PIECE` characters.
-
-    If a text with a long row of accents were normalized as a whole, this would take quadratic time
-    and block the process.
+    """Return a text in the normal form NFKC. Pieces of `PIECE` characters are normalized
+    separately.
     """
+    # As a whole, a text with a long row of accents would take quadratic time.
     pieces = (text[at : at + PIECE] for at in range(0, len(text), PIECE))
     return "".join(unicodedata.normalize("NFKC", piece) for piece in pieces)
 

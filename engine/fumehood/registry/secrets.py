@@ -310,19 +310,20 @@ class SecretBindings:
         return text.removesuffix("\n").removesuffix("\r")
 
     def _read_keyring(self, entry: KeyringEntry) -> str:
-        """Return the password of an entry in the keyring.
-
-        A keyring may wait for its user to unlock it. Therefore, only one call at a time reads the
-        keyring, and other calls wait at most `KEYRING_WAIT_S` seconds.
+        """Return the password of an entry in the keyring. Blocks while another call reads the
+        keyring, but at most `KEYRING_WAIT_S` seconds, and then while the keyring waits for its
+        user.
 
         Raises:
-            KeyringFault: the keyring cannot be read, or has no such entry.
+            KeyringFault: the keyring cannot be read or has no such entry, or the other call takes
+                too long.
         """
         if find_spec("keyring") is None:
             raise KeyringFault(
                 "the extra for keyrings is not installed",
                 "Install it: pip install 'PATH_OF_THE_CHECKOUT[keyring]'.",
             )
+        # A keyring may wait for its user to unlock it, so only one call at a time reads it.
         if not self._keyring_lock.acquire(timeout=KEYRING_WAIT_S):
             raise KeyringFault("the keyring does not answer", "Unlock it.")
         try:

@@ -296,9 +296,9 @@ class RelayedText:
                 await drain()
 
     async def finish(self) -> tuple[JsonObject, tuple[CutText, ...]]:
-        """End the text. Return the fields `text` and `content_type` of the result. If `text` was
-        shortened because it is too long for memory, also return a `CutText` that describes the
-        whole text.
+        """End the text, and return a pair. The first element contains the fields `text` and
+        `content_type` of the result. The second element is empty, or, if `text` was shortened
+        because it is too long, one `CutText` that describes the whole text.
 
         This method waits only for the disk.
         """
@@ -430,12 +430,11 @@ def fill_secrets(request: UpstreamRequest, secrets: Mapping[str, str]) -> Upstre
 
 
 def _fill_path(head: str, arguments: JsonObject) -> str:
-    """Replace the placeholders in `head`, which is the endpoint up to its path, by arguments.
-    Return the result.
+    """Return `head`, the endpoint up to its path, with its placeholders replaced by arguments.
 
-    Some services decode `%2F` and then resolve dots, so an argument such as `..%2Fadmin` could lead
-    to another path. Therefore, each segment with an argument is split at slashes in three forms: as
-    it is, decoded once, and decoded twice. The argument is refused if a piece is `.` or `..`.
+    Raises:
+        ArgumentsRefused: an argument cannot be put into the path, for example because it contains
+            `..` as a step to another path.
     """
     if "{" not in head:
         return head
@@ -444,6 +443,8 @@ def _fill_path(head: str, arguments: JsonObject) -> str:
         names = PLACEHOLDER.findall(segment)
         texts = {name: _path_text(name, arguments.get(name)) for name in names}
         plain = _filled(segment, texts)
+        # Some services decode `%2F` and then resolve dots, so an argument such as `..%2Fadmin`
+        # could lead to another path. Therefore, the decoded forms are checked too.
         seen = (plain, unquote(plain), unquote(unquote(plain)))
         if names and any(_has_dots(each) for each in seen):
             raise _refused(names[0], "cannot be a step to another path ('.' or '..')")
@@ -469,8 +470,8 @@ def _has_dots(segment: str) -> bool:
 
 
 def _fill_query(query: str, arguments: JsonObject) -> str:
-    """Replace the placeholders in `query`, the query that the tool's endpoint contains, by
-    arguments. Return the result.
+    """Return `query`, the query in the tool's endpoint, with its placeholders replaced by
+    arguments. Raises ArgumentsRefused if an argument cannot be put into the query.
     """
     if "{" not in query:
         return query
@@ -487,10 +488,11 @@ def _fill_query(query: str, arguments: JsonObject) -> str:
 
 def _query(arguments: JsonObject, own: str) -> str:
     """Return arguments as the query of a URL. A list becomes several pairs with the same name, and
-    null values are left out.
+    null values are left out. `own` is the query that the tool's endpoint already contains.
 
-    `own` is the query that the tool's endpoint already contains. An argument is refused if a pair
-    in `own` has the same name.
+    Raises:
+        ArgumentsRefused: an argument has the name of a pair in `own`, or cannot be put into the
+            query.
     """
     taken = {name for name, _ in parse_qsl(own, keep_blank_values=True)}
     pairs = []
@@ -518,7 +520,8 @@ def _fill_headers(
     """Replace the placeholders in the headers `given` by arguments. Return the new headers, and the
     names of all arguments that have a placeholder in a header.
 
-    If an argument is missing, the header with its placeholder is left out.
+    If an argument is missing, the header with its placeholder is left out. Raises ArgumentsRefused
+    if an argument cannot be put into a header.
     """
     rows: dict[str, str] = {}
     placed: set[str] = set()
@@ -580,10 +583,11 @@ def _data(answer: UpstreamAnswer, values: SecretValues, redactor: Redactor) -> J
 
 
 def _document(answer: UpstreamAnswer, values: SecretValues, redactor: Redactor) -> Any:
-    """Return the body of an answer, parsed as JSON. Values of secrets in it are not replaced yet.
+    """Return the body of an answer, parsed as JSON. The values of secrets in it are not replaced.
 
     Raises:
-        ExecutionError: the body is not JSON.
+        ExecutionError: the body is not JSON. In the error, the secrets in `values` are replaced,
+            and `redactor` redacts the details.
     """
     try:
         return strict_json.loads(answer.body)
@@ -774,6 +778,9 @@ def _next_position(
 
     `position` is the position of the current page, or None for the first page. `document` is the
     service's answer with the current page, and `count` is the number of items in this page.
+
+    Raises:
+        ExecutionError: the position in the answer is invalid.
     """
     if mapping.counts is not None:
         first = mapping.first if mapping.first is not None else int(mapping.counts == "pages")
@@ -791,11 +798,12 @@ def _next_position(
 
 
 def _of_url(url: str, mapping: ResponseMapping, place: str) -> str:
-    """Return the position of the next page. The service has sent `url` as the address of the next
-    page, and one parameter of its query is the position. The rest of `url` is ignored.
+    """Return the position of the next page from `url`, the address of this page in the service's
+    answer. The position is the query parameter that `mapping.cursor_parameter` names.
 
-    `place` says where the service's answer contains `url`. The error that is raised if the position
-    is missing contains `place`.
+    Raises:
+        ExecutionError: `url` has no such parameter. The message contains `place`, the JSON pointer
+            to `url` in the service's answer.
     """
     try:
         query = dict(parse_qsl(urlsplit(url).query, keep_blank_values=True))

@@ -116,9 +116,11 @@ def fetch_request(arguments: JsonObject) -> UpstreamRequest:
 
 
 def page_data(answer: UpstreamAnswer, *, raw: bool, start: int) -> JsonObject:
-    """Return the result of the tool. It contains parsed JSON, text from the character `start` on,
-    or, if the body is neither, a file. If `raw` is True, JSON and HTML are returned as unchanged
-    text.
+    """Return the result of the tool for a fetched page.
+
+    If the body is JSON and not too long, the result contains it parsed. Otherwise, if the body is
+    text, the result contains this text from the character `start` on. Any other body becomes a
+    file. If `raw` is True, JSON and HTML are returned as unchanged text.
     """
     data: JsonObject = {
         "url": answer.url,

@@ -159,9 +159,9 @@ def _bounded() -> Iterator[None]:
 
 
 class _AnySecret(SecretBindings):
-    """Accepts a reference to any secret. This is used for reading the tool definitions that are
-    already in the output directory, because they may refer to secrets that are not in this
-    configuration.
+    """Secret bindings that accept a reference to any secret. With them, the tool definitions that
+    are already in the output directory can be read. These may refer to secrets that are not
+    configured here.
     """
 
     def faults(self, definition: ToolDefinition) -> list[str]:
@@ -193,8 +193,10 @@ def _save(tools: list[JsonObject], out: Path, *, force: bool) -> None:
 
 def _check_names(wanted: dict[str, JsonObject], files: set[str], out: Path, *, force: bool) -> None:
     """End the command with a message if the new files cannot be written into the directory `out`.
-    For example, another file there may already define one of the tools, or one of the new files may
-    already exist while `force` is False.
+
+    This is the case if a new file already exists and `force` is False, or if another file there
+    already defines one of the tools. It is also the case if there would be too many files, or if
+    the part that reads them is not installed.
 
     `wanted` maps the name of each new file to its tool. `files` are the names of the existing
     files.
@@ -239,8 +241,9 @@ def _configuration(made: Imported, named: set[str]) -> Iterator[str]:
     """Yield lines that show to which hosts the tools send requests, and what to add to the
     configuration.
 
-    `named` contains the hosts of the URLs in the command's arguments. Any other host was chosen by
-    the document, so a caution is shown if requests to it need the operator's permission.
+    `named` contains the hosts of the URLs in the command's arguments. If requests to any other host
+    need the operator's permission, the lines contain a caution, because the document chose this
+    host.
     """
     hosts = sorted({shown_host(tool["endpoint"]) for tool in made.tools})
     yield f"Their requests go to {', '.join(hosts)}."

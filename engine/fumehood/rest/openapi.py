@@ -118,12 +118,15 @@ class CannotImport(Exception):
 class ImportOptions:
     """The operator's choices for an import.
 
-    * `only` selects tools, operations or tags by name. `no_approval` selects by name the tools that
-      run without approval. In both, names may contain `*`.
-    * The name of each tool begins with `prefix`.
+    * `only` selects the tools to import, by the names of tools, operations or tags. A name may
+      contain `*`.
+    * `no_approval` selects the tools that run without approval, by the names of tools. A name may
+      contain `*`.
+    * `prefix` is the beginning of every tool's name.
     * `server` replaces absolute server addresses in the document. Relative ones are resolved
-      against `server`. If it is not given, they are resolved against `source`, the URL of the
-      document.
+      against it.
+    * `source` is the URL of the document. If `server` is None, relative server addresses are
+      resolved against `source`.
     """
 
     only: tuple[str, ...] = ()
@@ -352,7 +355,11 @@ class _Reader:
         return {name: value for name, value in fields.items() if value is not None}
 
     def with_right_defaults(self, definition: JsonObject) -> JsonObject:
-        """Return a valid definition without those defaults that do not fit their own schemas."""
+        """Return the definition without wrong defaults of parameters, and note each parameter that
+        this changes. A default is wrong if it violates the schema of its parameter.
+
+        The caller must have checked that the definition has no faults.
+        """
         given = definition["parameters"]
         parameters = without_wrong_defaults(given)
         for name, said in parameters["properties"].items():
@@ -411,9 +418,11 @@ class _Reader:
         return base
 
     def _credential_query(self, headers: dict[str, str]) -> list[str]:
-        """Choose the first of the operation's alternative security requirements that is supported.
-        Add the headers that it needs to `headers`, and return the query parameters that it needs.
-        Raises CannotImport if none is supported.
+        """Choose the operation's credentials: the first supported one of its alternative security
+        requirements. Add the headers that this requirement needs to `headers`, and return the query
+        parameters that it needs. If the operation requires no credentials, return an empty list.
+
+        Raises CannotImport if the operation requires credentials and no requirement is supported.
         """
         node = self._operation.node
         wanted = node.get("security", self._root.document.get("security"))
@@ -455,13 +464,17 @@ class _Reader:
     # -- arguments
 
     def _parameters(self, headers: dict[str, str]) -> tuple[JsonObject, str, list[str]]:
-        """Collect the parameters of the operation, and return three values: a schema for all
-        arguments of the tool, the path, and a list of query parameters. The path and the query
-        parameters contain placeholders for arguments. Headers with placeholders are added to
-        `headers`.
+        """Collect the parameters of the operation. Add the headers that contain arguments to
+        `headers`. Return three values:
 
-        Arguments without a placeholder become the body, or the rest of the query. An argument with
-        a placeholder is renamed if an argument without a placeholder has the same name.
+        * a schema for all arguments of the tool,
+        * the path, with placeholders for arguments,
+        * a list of query parameters, with placeholders for arguments.
+
+        Arguments without a placeholder become the body, or the rest of the query. If arguments with
+        and without a placeholder have the same name, the one with the placeholder is renamed.
+
+        Raises CannotImport if the parameters or the body cannot be converted.
         """
         placed, sent = self._declared()
         sent = self._body(headers) or sent
@@ -487,11 +500,13 @@ class _Reader:
         return schema, path, query
 
     def _declared(self) -> tuple[dict[tuple[str, str], JsonObject], JsonObject]:
-        """Read the parameters that the operation declares, and return a pair. The first element
-        maps the place and the name of each parameter that needs a placeholder to its schema. The
-        second element is one schema for all other parameters, which become the query.
+        """Read the parameters that the operation declares, and return a pair:
 
-        Raises CannotImport if a parameter is missing, or is required but cannot be converted.
+        * the place and the name of each parameter that needs a placeholder → its schema,
+        * one schema for all other parameters, which become the query.
+
+        Raises CannotImport if a parameter in the path is not declared, if a declaration is invalid,
+        or if a required parameter cannot be converted.
         """
         placed: dict[tuple[str, str], JsonObject] = {}
         query: JsonObject = {}
@@ -596,9 +611,10 @@ class _Reader:
 class _Credential:
     """A secret, and where a request contains it.
 
-    `place` is `header` or `query`, and `key` is the name of the header or of the query parameter.
-    `value` refers to the secret by its name `secret`. `content` says to the operator what the
-    secret must contain.
+    * `place` is `header` or `query`, and `key` is the name of the header or query parameter.
+    * `value` is the text that is sent there. It contains a reference to the secret.
+    * `secret` is the name of the secret.
+    * `content` describes for the operator what the secret must contain.
     """
 
     place: str
@@ -723,8 +739,10 @@ class OpenApiDocument:
         return found
 
     def resolved(self, node: Any, kind: str) -> JsonObject:
-        """Return `node`. If it is a reference, return the object to which it refers. `kind`
-        describes the object in error messages.
+        """Return `node` or, if it is a reference, the object to which it refers. `kind` describes
+        the object in error messages.
+
+        Raises CannotImport if there is no such object, or if references form a circle.
         """
         for _ in range(MAX_SCHEMA_DEPTH):
             if not isinstance(node, dict):
@@ -747,9 +765,9 @@ class OpenApiDocument:
 class Schemas:
     """Converts the schemas in one operation's request to JSON Schema without references.
 
-    Properties with `readOnly` are left out, because the service sets their values. A converted
-    schema has a definition for every property that it requires. If a part of a schema could not be
-    converted, such a definition may be missing, and `notes` contains a remark about this part.
+    Properties with `readOnly` are left out, because the service sets their values. If a part of a
+    schema cannot be converted, `notes` gets a remark. If all parts can be converted, the new schema
+    has a property for each name that it requires.
     """
 
     def __init__(self, root: OpenApiDocument) -> None:
@@ -765,9 +783,9 @@ class Schemas:
     def converted(self, node: Any, trail: tuple[str, ...] = ()) -> JsonObject:
         """Return the schema `node`, converted to JSON Schema.
 
-        `trail` contains one text for each level above `node`. The text is the reference that led to
-        this level, or "" if no reference led to it. With `trail`, the method detects references in
-        a circle, and too many levels.
+        `trail` has one element for each level above `node`: the reference that led to this level,
+        or "" if none did. It serves to detect circular references, and schemas with too many
+        levels. Raises CannotImport if the schema cannot be converted.
         """
         return self._agreed(self._level(node, trail, self._read_only(node)))
 
@@ -869,9 +887,9 @@ class Schemas:
         trail: tuple[str, ...],
         unsent: frozenset[str],
     ) -> None:
-        """Convert the schemas in `value`, which is the value of the keyword `key`, and add the
-        result to `schema`. `unsent` contains the names of properties that are left out, because
-        they are read-only.
+        """Convert the schemas in `value`, and add the result to `schema` under the keyword `key`.
+
+        `unsent` contains the names of read-only properties, which are left out.
         """
         before = self._losses
         if key == "properties" and isinstance(value, dict):
@@ -900,15 +918,16 @@ class Schemas:
         trail: tuple[str, ...],
         unsent: frozenset[str],
     ) -> None:
-        """Convert the keyword `key` of `node`, which is `anyOf` or `oneOf`, and add the result to
-        `schema`.
+        """Convert the branches of the keyword `key` of `node`, and add the result to `schema`.
+        `key` is `anyOf` or `oneOf`.
 
-        A value must match exactly one branch of a `oneOf`. After the conversion, a valid value
-        could match several branches, if one branch accepts more than its original, or if `node` has
-        a discriminator, which is not supported. In these cases, `oneOf` becomes `anyOf`.
+        If a branch now accepts more than its original, or if `node` has a discriminator, `oneOf`
+        becomes `anyOf`.
         """
         before = self._losses
         branches = [self._level(part, trail, unsent | self._read_only(part)) for part in node[key]]
+        # A valid value could now match several branches, and `oneOf` allows only one.
+        # Discriminators are not supported.
         if key == "oneOf" and (self._losses > before or "discriminator" in node):
             self._lose("a value may fit several forms of a 'oneOf'")
             key = "anyOf"
@@ -918,9 +937,11 @@ class Schemas:
             schema[key] = branches
 
     def _mend(self, schema: JsonObject, unsent: frozenset[str]) -> None:
-        """Correct the keywords of a converted schema in place. Keywords of OpenAPI 3.0 that JSON
-        Schema writes differently are changed, patterns that RE2 does not support are removed, and
-        properties in `unsent` are no longer required.
+        """Correct the keywords of a converted schema in place:
+
+        * Keywords of OpenAPI 3.0 that JSON Schema writes differently are changed.
+        * Patterns that RE2 does not support are removed.
+        * Properties in `unsent` are no longer required.
         """
         for bound in ("minimum", "maximum"):
             exclusive = f"exclusive{bound.title()}"
@@ -949,8 +970,8 @@ class Schemas:
         trail: tuple[str, ...],
         unsent: frozenset[str],
     ) -> JsonObject:
-        """Combine `schema` with the schemas in the `allOf` of `node`, and return the result. The
-        result is one schema if they can be merged in a simple way. Otherwise it has an `allOf`.
+        """Combine `schema` with the schemas in the `allOf` of `node`, and return the result. If
+        they cannot be merged into one schema in a simple way, the result has an `allOf`.
         """
         given = node.get("allOf")
         if not isinstance(given, list):
@@ -967,8 +988,8 @@ class Schemas:
     def _agreed(self, schema: JsonObject) -> JsonObject:
         """Return the schema with a property for each name that it requires.
 
-        If the schema allows no additional properties, no property is added. Names without a
-        property are then no longer required.
+        If the schema allows no additional properties, no property is added. Instead, the names that
+        have no property are removed from `required`.
         """
         if "object" not in (_kinds(schema) or ["object"]):
             return schema
@@ -1007,8 +1028,8 @@ def _as_parts(node: JsonObject) -> JsonObject:
 
 
 def _conjuncts(schema: JsonObject) -> Iterator[JsonObject]:
-    """Yield the schemas whose `required` applies to every valid value. These are the schema itself
-    and, at all levels, the schemas in its `allOf`, if they have the keyword `required`.
+    """Yield each schema that has `required` and that every valid value must satisfy. These are the
+    schema itself, the schemas in its `allOf`, and so on at all levels.
     """
     if "required" in schema:
         yield schema

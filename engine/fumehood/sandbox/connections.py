@@ -42,8 +42,8 @@ class Connection(anyio.abc.ByteStream):
         """Create the host's end of a connection.
 
         `number` identifies the connection within `connections`. `room` is the number of bytes that
-        the host may send before the program reads any. `window` is the maximum number of sent bytes
-        that the program has not read yet.
+        the host may send before the guest reports that the program has read some. `window` is the
+        maximum number of bytes that are sent but not yet reported as read.
         """
         self._connections = connections
         self._number = number

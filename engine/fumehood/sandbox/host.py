@@ -97,8 +97,7 @@ class HostLease:
         sinks: RunSinks = NO_SINKS,
     ) -> RunEnding:
         """Call a synchronous function in a worker, and return the ending. `arguments` names the
-        function and its arguments, as in `Workers.run`; `program` is ignored. Asynchronous
-        functions do not use this method.
+        function and its arguments, as in `Workers.run`; `program` is ignored.
         """
         return await self.workers.run(arguments, limits, self.principal_id, sinks)
 
@@ -137,8 +136,12 @@ class Host:
         memory_mb: int | None = None,
         image: str | None = None,
     ) -> AsyncIterator[HostLease]:
-        """Wait at most 30 s until fewer than the maximum number of calls run, and count as a
-        running call during the block. Raises SandboxUnavailable if the wait was in vain.
+        """Lease the right to run one call on the host. If the maximum number of calls already run,
+        wait at most 30 s. The lease counts as a running call until the block ends. Only the
+        principal of `domain` matters; the other arguments are ignored.
+
+        Raises:
+            SandboxUnavailable: too many calls are waiting, or the wait was too long.
         """
         asked = time.monotonic()
         await self._slots.take(domain.principal_id)
@@ -370,15 +373,12 @@ def _import_path() -> list[str]:
 
 
 def _kill_tree(pid: int) -> None:
-    """Kill the worker with this process id, and all its descendants. The worker is suspended first,
-    so that it starts no more processes.
-
-    Several rounds are needed: when a process is killed, its children become children of the worker,
-    because the worker is their subreaper. The next round finds them there.
-    """
+    """Kill the worker with this process id, and all its descendants."""
     try:
         worker = psutil.Process(pid)
-        worker.suspend()
+        worker.suspend()  # so that it starts no more processes
+        # When a process is killed, its children become children of the worker, because the worker
+        # is their subreaper. The next round finds them there.
         for _ in range(MAX_KILL_ROUNDS):
             below = [each for each in worker.children(recursive=True) if _runs(each)]
             if not below:

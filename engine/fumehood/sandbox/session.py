@@ -257,7 +257,7 @@ class Session:
 
     async def take_turn(self, settings: SessionSettings) -> None:
         """Wait for the turn in the session, which is the right to use the session alone, and take
-        it. The wait for earlier calls lasts at most `settings.queue_seconds`.
+        it. If earlier calls still use the session, wait at most `settings.queue_seconds`.
 
         Raises:
             SandboxUnavailable: earlier calls take too long, or too many calls are already waiting.
@@ -391,11 +391,11 @@ def make_request(
     lifetime_seconds: float | None,
     durable: bool,
 ) -> SessionRequest:
-    """Check a request against the operator's limits, fill in absent values, and return the request.
+    """Create the request for a session from the values that a caller wants. Check each value
+    against the operator's limits in `settings`. If a value is None, use the configured one.
 
-    `offered` are the limits that the wall enforces, and `host` is the size of the wall's host. A
-    value of None is replaced by the configured value. If the wall has fixed memory sizes, the
-    memory is rounded down to such a size.
+    `offered` are the limits that the wall enforces, and `host` is the size of the wall's host. If
+    the wall has fixed memory sizes, the memory is rounded down to such a size.
 
     Raises:
         InvalidParams: a value is invalid or outside its limits.
@@ -553,8 +553,8 @@ class SessionPlaces:
     """Counts sessions, disks, saved files and memory, in total and for each principal. Sessions
     that are being created count as well.
 
-    Running sessions reserve at most the `PROMISED` fraction of the host's memory. For each amount
-    that a caller has taken, the caller must give back the same amount once.
+    All running sessions together get at most the `PROMISED` fraction of the host's memory. The
+    caller must give back each amount that it has taken, exactly once.
     """
 
     def __init__(self, settings: SessionSettings) -> None:
@@ -570,10 +570,12 @@ class SessionPlaces:
     def take(
         self, principal_id: str, memory_mb: int, host: HostSize
     ) -> tuple[Lack, QuotaExceeded] | None:
-        """Count one more running session with this memory on a host of size `host`, and return
-        None. If the number of sessions or their memory would exceed a limit, count nothing. Then
-        return a pair: whether this is the limit of the principal or of all principals, and the
-        error for the caller.
+        """Count one more running session with `memory_mb` of memory, and return None. `host` is the
+        size of the host.
+
+        If the number of sessions or their memory would exceed a limit, count nothing, and return a
+        pair. Its first value says whether this is the limit of the principal or of all principals.
+        Its second value is the error for the caller, which is not raised here.
         """
         if host.memory_mb:
             self._memory.most = round(host.memory_mb * PROMISED)
@@ -663,12 +665,11 @@ class Saver(Protocol):
         store: Callable[[SavedCopy], Awaitable[None]],
     ) -> None:
         """Save the files in `source` that have changed since `copy`, and pass the new copy to
-        `store`. If no file has changed, do nothing. The time of the new copy is the result of
-        `now`.
+        `store`. If no file has changed, do nothing. `now` returns the time that the new copy gets.
 
         Raises:
             NotSaved: nothing was stored, and `copy` is still complete.
-            EngineError: `store` failed, so either the old or the new copy is stored; both are
+            EngineError: `store` failed. Either the old or the new copy is stored, and both are
                 complete.
         """
 

@@ -112,8 +112,8 @@ def next_state(
     name: str, state: SessionStatus, keeps: frozenset[Keeps] = frozenset()
 ) -> SessionStatus:
     """Return the state after the transition `name` of a session in the state `state`. `keeps` are
-    the places that keep the session's files. Raises ImpossibleChange if no row allows the
-    transition.
+    the places that keep the session's files. Raises ImpossibleChange if this transition is not
+    possible in this state.
     """
     row = TRANSITIONS[name]
     if not row.fits(state, keeps):

@@ -31,10 +31,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class KeptValues:
-    """The values that parts of the engine keep with one session. `values` maps a name to a value.
+    """The values that parts of the engine keep with one session. `values` maps each value's name to
+    the value.
 
-    `keep` sets the value with a given name, and stores it (`SessionKeeper.keep`). The engine gives
-    this object to callers that may use the session alone.
+    `keep` receives a name and a value, and stores the value under this name (`SessionKeeper.keep`).
     """
 
     session_id: str
@@ -54,9 +54,10 @@ Raises:
 
 @dataclass(frozen=True, slots=True)
 class SessionAccess(KeptValues):
-    """Gives a part access to one session, independently of calls. `visit` returns a context manager
-    that keeps the session running, and gives its block the session's container. Calls can run in
-    the session at the same time.
+    """Access to one session for a part, independently of calls.
+
+    `visit` returns a context manager whose block gets the session's container. During the block,
+    the session is neither paused nor stopped, and calls can run in it.
     """
 
     session: Session
@@ -84,10 +85,13 @@ copies.
 class SessionLease:
     """The right to use a session alone, for one call or one operation on files.
 
-    `until_ready` waits until the session can run a program, and raises an error if the session has
-    ended. `save` saves the session's files if the session is durable. `save_after` receives the
-    name and the arguments of a program, and saves the files only if a run of that program may have
-    changed them. `save` and `save_after` return None, or a clause that says why saving failed.
+    `until_ready` waits until the session can run a program. It raises ResourceNotFound if the
+    session has ended.
+
+    `save` saves the session's files if the session is durable. `save_after` receives the name and
+    the arguments of a program. If a run of that program may have changed files, it does the same as
+    `save`. Both return None or, if saving failed, a clause that says why.
+
     `write` stores the session's record.
     """
 
@@ -103,8 +107,9 @@ class SessionLease:
     """The objects that parts provide for their own executors (`EnginePart.in_session`)."""
 
     def part(self, kind: type[T]) -> T | None:
-        """Return the object of class `kind` among those that parts of the engine have made for this
-        lease, or None if there is none. An executor of a part finds the part's object in this way.
+        """Return the object of class `kind` that a part of the engine has made for this lease. If
+        there is none, return None. The executors of a part use this method to get the part's
+        object.
         """
         return next((given for given in self.of_parts if isinstance(given, kind)), None)
 
@@ -149,11 +154,12 @@ class SessionLease:
     def _with_state(
         self, ending: RunEnding, program: str, copied_at: datetime | None, *, was_stopped: bool
     ) -> RunEnding:
-        """Return `ending`. If the session was restored or restarted before this run, add this fact
-        to the ending, but only once for each restoration or restart.
+        """Return `ending` and, if the session was restored or restarted before this run, add this
+        fact to it. A restoration is reported to the next call, and a restart to the next Python
+        program. Each is reported only once.
 
-        `copied_at` is the time of the copy from which the files were restored before the run, if
-        they were. `was_stopped` says whether the session had been stopped before the run.
+        If the files were restored from a copy, `copied_at` is the time of that copy. `was_stopped`
+        says whether the session had been stopped before the run.
         """
         session = self.session
         if copied_at is not None and self.is_call:

@@ -157,14 +157,16 @@ class SessionKeeper:
         presets: Mapping[str, Preset] | None = None,
         on_event: OnEvent = lambda event, values: None,
     ) -> None:
-        """`check` returns the presets to which an agent is bound, or raises an error if the
-        principal may not act for the agent. `kept` are the stored sessions of earlier engines.
-        Without a `saver`, no session can be durable.
+        """Create a keeper with the sessions `kept`, which earlier engines have stored in `rows`.
 
-        Parts of the engine provide functions that are called at certain moments: those in
-        `in_session` when a call or an operation on files begins to use a session, those in
-        `in_new_container` when a new container replaces a session's earlier container, and those in
-        `carries` for each session that `make_like` creates. `on_event` receives log events.
+        `check` returns the presets to which an agent is bound. It raises an error if the principal
+        may not act for the agent. If `saver` is None, no session can be durable. `on_event`
+        receives log events.
+
+        Parts of the engine provide the other functions. Those in `in_session` are called when a
+        call or an operation on files begins to use a session. Those in `in_new_container` are
+        called when a new container has replaced a session's earlier one. Those in `carries` are
+        called for each session that `make_like` creates.
         """
         self._wall = wall
         self._settings = settings
@@ -295,12 +297,12 @@ class SessionKeeper:
         return self._record(session)
 
     async def keep(self, session_id: str, name: str, value: JsonObject) -> SessionRecord:
-        """Set and store a value that a part keeps with an active session under `name`, and return
-        the session's record.
+        """Store a value that a part of the engine keeps with a session, and return the session's
+        record. The value has the name `name`, and replaces an earlier value with this name.
 
         The value lasts as long as the session, also in later engines and in engines without the
-        part. A session that `make_like` creates from this one gets only the values that the part
-        copies to it.
+        part. If `make_like` creates a session from this one, the part decides which values the new
+        session gets.
 
         Raises:
             ResourceNotFound: the session is not active.
@@ -366,8 +368,8 @@ class SessionKeeper:
         return self.find(principal, session.id if session is not None else session_id)
 
     async def pause(self, principal: Principal, session_id: str) -> SessionRecord:
-        """Freeze a principal's session until its next use, as soon as the session's running and
-        waiting calls have finished. Return the session's record.
+        """Wait until the running and waiting calls of a principal's session have finished, then
+        freeze the session. It stays frozen until its next use. Return the session's record.
 
         Raises:
             ResourceNotFound: this principal has no such session, or the session has ended.
@@ -379,8 +381,9 @@ class SessionKeeper:
         return self.find(principal, session.id)
 
     async def stop(self, principal: Principal, session_id: str) -> SessionRecord:
-        """Stop a principal's session as soon as its running and waiting calls have finished, and
-        return its record. Stopping ends everything that runs in the session, but keeps its disk.
+        """Wait until the running and waiting calls of a principal's session have finished, then
+        stop the session. This ends everything that runs in the session, but keeps its disk. Return
+        the session's record.
 
         Raises:
             InvalidParams: the session has no disk.
@@ -419,9 +422,11 @@ class SessionKeeper:
 
     @asynccontextmanager
     async def turn(self, principal: Principal, reference: str) -> AsyncIterator[Session]:
-        """Wait for the turn in a principal's session, which is the right to use the session alone,
-        and hold it during the block. `reference` is the session's id or name. The block gets the
-        session, which is neither started nor thawed. The session's row is stored after the block.
+        """Wait for the turn in a principal's session, and hold it during the block. The turn is the
+        right to use the session alone. `reference` is the session's id or name.
+
+        The block gets the session. If the session is paused or stopped, it stays so. If the block
+        succeeds, the session's row is stored.
 
         Raises:
             ResourceNotFound: this principal has no such session, or the session has ended.
@@ -449,13 +454,14 @@ class SessionKeeper:
             raise
 
     async def continue_with(self, session: Session, why: str) -> str | None:
-        """Continue a stopped session after the files on its disk have been replaced. The caller
-        must hold the session's turn, the right to use the session alone. `why` is a sentence that
-        says why the session was stopped.
+        """Continue a stopped session after the files on its disk have been replaced. If the session
+        is durable, start it and save the new files.
 
-        If the session is durable, start it and save its new files at once, because its saved copy
-        still contains the old files. Return None, or a clause that says why saving failed. Raises
-        the same errors as `resume`.
+        The caller must hold the session's turn, the right to use the session alone. `why` is a
+        sentence that says why the session was stopped.
+
+        If saving failed, return a clause that says why, otherwise None. Raises the same errors as
+        `resume`.
         """
         session.stopped_why = why
         session.leftovers = Leftovers.UPLOADS  # the disk may have been copied during an upload
@@ -463,12 +469,12 @@ class SessionKeeper:
         if session.copy is None:
             return None
         await self._until_ready(session)
-        return await self._save(session)
+        return await self._save(session)  # the saved copy still has the old files
 
     def original(self, principal: Principal, reference: str) -> SessionRecord:
-        """Check that a principal may create another session with the same properties as one of its
-        sessions, and return the record of this existing session, which may have ended or be lost.
-        `reference` is the id or name of the existing session.
+        """Return the record of a principal's session, if the principal may create another session
+        with the same properties. `reference` is the id or name of the existing session, which may
+        have ended or be lost.
 
         Raises:
             PermissionDenied: the agent is bound to presets, and the session uses none of them.
@@ -487,23 +493,25 @@ class SessionKeeper:
         why: str,
         disk: Callable[[str, SessionHome], AbstractAsyncContextManager[str]],
     ) -> Records:
-        """Create stopped sessions with the properties of a principal's session, and return their
-        records. The principal's session, called the source here, may be lost. `names` contains the
-        name of each new session, or None for a session without a name. Each new session has its own
-        disk. If a session cannot be created, none is created. `why` is a sentence that says why the
-        new sessions are stopped.
+        """Create sessions with the properties of an existing session, the source, and return their
+        records. Each new session is stopped, and has its own disk. If one cannot be created, none
+        is created.
 
-        `disk` returns a context manager that makes the disk of one new session. Its arguments are
-        the id of the new session and the `SessionHome` of the source. The context manager yields
-        the name for the new session's container, which does not exist yet. If the block fails, the
-        context manager removes the disk again.
+        `session_id` is the id of the source, which must belong to the principal, and may be lost.
+        `names` contains one entry for each new session: its name, or None for a session without a
+        name. `why` is a sentence that says why the new sessions are stopped.
+
+        `disk` is called once for each new session, with the session's id and the `SessionHome` of
+        the source. It returns a context manager that makes the session's disk. Its block gets the
+        name for the session's container, which does not exist yet. If the block fails, the disk is
+        removed.
 
         Raises:
             InvalidParams: a session already has one of the names.
             QuotaExceeded: there are too many sessions with a disk.
             StoreError: the new sessions could not be stored, so none was created.
-            EngineError: for the reasons of `original`, or because a part could not copy its values
-                to the new sessions.
+            EngineError: for the reasons of `original`. Or a disk could not be made, or a part could
+                not copy its values to the new sessions.
         """
         record = self.original(principal, session_id)
         source = self._kept(principal.id, record.id)
@@ -571,9 +579,9 @@ class SessionKeeper:
 
     def id_of(self, principal: Principal, reference: str) -> str:
         """Return the id of a principal's session, which may have ended. `reference` is the
-        session's id or name. If there is no such session, return `reference` unchanged, because a
-        call that needs no session may still name one.
+        session's id or name. If there is no such session, return `reference` unchanged.
         """
+        # A call that needs no session may name one that does not exist.
         session = self._live_one(principal.id, reference)
         if session is not None:
             return session.id
@@ -620,14 +628,12 @@ class SessionKeeper:
 
     def own_env(self, principal: Principal, session_id: str) -> Mapping[str, str]:
         """Return the environment variables that a principal has set for its session. Variables with
-        the same value as in the session's preset are left out.
-
-        The result is empty if the principal has no such session; a later stage then refuses the
-        call.
+        the same value as in the session's preset are left out. If the principal has no such
+        session, the result is empty.
         """
         session = self._live.get(session_id)
         if session is None or session.principal_id != principal.id:
-            return {}
+            return {}  # a later stage refuses the call
         preset = self._presets.get(session.preset or "")
         usual = preset.env if preset is not None else {}
         return {name: value for name, value in session.spec.env.items() if usual.get(name) != value}
@@ -657,15 +663,17 @@ class SessionKeeper:
         language: str | None,
         memory_mb: int | None,
     ) -> AbstractAsyncContextManager[Lease]:
-        """Lease a session's container for one call. Entering the lease waits for earlier calls.
-        `language` and `memory_mb` are checked as in `examine`.
+        """Return a lease of a session's container for one call. It is a context manager. If earlier
+        calls use the session, entering it waits for them. `language` and `memory_mb` are checked as
+        in `examine`.
+
+        This method raises the same errors as `examine`. Entering the context manager raises other
+        errors:
 
         Raises:
-            ResourceNotFound, InvalidParams: for the reasons of `examine`.
-
-        Entering the lease raises ResourceNotFound if the session has ended meanwhile,
-        SandboxUnavailable if the session is too busy or cannot run now, and QuotaExceeded if too
-        many sessions run to start this session again.
+            ResourceNotFound: the session has ended meanwhile.
+            SandboxUnavailable: the session is too busy or cannot run now.
+            QuotaExceeded: too many sessions run to start this session again.
         """
         self.examine(principal, agent_id, session_id, language=language, memory_mb=memory_mb)
         return self._lease(principal.id, session_id, is_call=True)
@@ -673,12 +681,11 @@ class SessionKeeper:
     async def files(
         self, principal: Principal, session_id: str
     ) -> AbstractAsyncContextManager[Lease]:
-        """Lease a principal's session for operations on its files outside of calls.
+        """Return a lease of a principal's session for operations on its files outside of calls. It
+        is a context manager. Entering it raises the same errors as entering the result of `lease`.
 
         Raises:
             ResourceNotFound: this principal has no such session, or the session has ended.
-
-        Entering the lease raises the same errors as with `lease`.
         """
         session = self._usable(principal.id, session_id)
         return self._lease(principal.id, session.id, is_call=False)
@@ -837,8 +844,9 @@ class SessionKeeper:
 
     def _require_limits(self) -> None:
         """Raise SandboxUnavailable if the wall does not enforce a required limit. If the wall is
-        down, do nothing, because `SessionWall.hold` then raises an error.
+        down, do nothing.
         """
+        # If the wall is down, `SessionWall.hold` raises an error later.
         with suppress(WallDown):
             require_enforcing("container", self._wall.status)
 
@@ -888,8 +896,11 @@ class SessionKeeper:
 
     @asynccontextmanager
     async def _place_for(self, principal_id: str, request: SessionRequest) -> AsyncIterator[None]:
-        """Reserve one more session within a principal's limits during the block, which creates the
-        session. If the block fails, release the reservation. Raises QuotaExceeded.
+        """Reserve what a new session needs within a principal's limits. The block must create the
+        session. If the block fails, release the reservation.
+
+        Raises:
+            QuotaExceeded: the new session would exceed a limit.
         """
         with ExitStack() as undo:
             if request.disk_mb is not None:
@@ -926,8 +937,8 @@ class SessionKeeper:
                 await self._stop(oldest, "another session needed its place", if_unused=True)
 
     async def _until_there_is_room(self) -> None:
-        """Wait until the running sessions, together with the ended sessions whose containers are
-        not removed yet, do not exceed the maximum number of sessions. Wait at most
+        """Wait until the number of containers leaves room for a session that is about to be
+        created. Containers of ended sessions count until they are removed. Wait at most
         `sessions.queue_seconds`.
 
         Raises:
@@ -1073,8 +1084,9 @@ class SessionKeeper:
         return await self._save(session)
 
     async def _save(self, session: Session) -> str | None:
-        """Save the files of a session, if the session is durable. The caller must have the
-        session's turn. Return None, or a clause that says why saving failed.
+        """Save the files of a session, if the session is durable and has not ended. If saving
+        failed, return a clause that says why, otherwise None. The caller must hold the session's
+        turn, which is the right to use the session alone.
         """
         if session.finished is not None or session.copy is None or self._saver is None:
             return None
@@ -1136,10 +1148,16 @@ class SessionKeeper:
     async def _lease(
         self, principal_id: str, session_id: str, *, is_call: bool
     ) -> AsyncIterator[SessionLease]:
-        """Lease a session during the block, which gets the lease. Before the block, wait for the
-        session's turn (the right to use the session alone), and until the session can run a
-        program. The block counts as a use of the session. If `is_call` is True, it also counts as
-        one of the session's calls.
+        """Lease a session during the block, and pass the lease to the block. `is_call` says whether
+        the lease is for a call, which the session then counts.
+
+        Before the block, wait for the session's turn, the right to use the session alone. Then wait
+        until the session can run a program.
+
+        Raises:
+            ResourceNotFound: this principal has no such session, or the session has ended.
+            SandboxUnavailable: the session is too busy or cannot run now.
+            QuotaExceeded: too many sessions run to start this session again.
         """
         session = self._usable(principal_id, session_id)
 
@@ -1165,11 +1183,12 @@ class SessionKeeper:
     def access(
         self, principal: Principal, session_id: str, *, is_use: bool = True
     ) -> SessionAccess:
-        """Return access to a principal's session outside of calls. Its method `visit` keeps the
-        session from being paused or stopped during a block.
+        """Return a part's access to a principal's session, independently of calls. While a block of
+        its `visit` runs, the session is neither paused nor stopped.
 
-        If `is_use` is True, a visit counts as a use of the session, and starts or thaws the session
-        if necessary. Otherwise, a visit does neither, so it is only useful while the session runs.
+        If `is_use` is True, each visit starts or thaws the session if necessary, and counts as a
+        use of the session. If `is_use` is False, a visit does neither, so the session must already
+        run.
 
         Raises:
             ResourceNotFound: this principal has no such session, or the session has ended.
@@ -1183,11 +1202,11 @@ class SessionKeeper:
 
     @asynccontextmanager
     async def _visit(self, session: Session, *, is_use: bool) -> AsyncIterator[SessionContainer]:
-        """Keep a session from being paused or stopped during the block, which gets the session's
-        container. Calls can run at the same time.
+        """Keep a session from being paused or stopped during the block, and pass the session's
+        container to the block. Calls can run in the session during the block.
 
-        If `is_use` is True, the block counts as a use of the session. A session that does not run
-        is then started or thawed before the block, which may first have to wait for earlier calls.
+        If `is_use` is True, the block counts as a use of the session. If the session does not run,
+        it is then started or thawed before the block. This waits for earlier calls.
         """
         self._usable(session.principal_id, session.id)
         if is_use:
@@ -1239,7 +1258,7 @@ class SessionKeeper:
 
     @contextmanager
     def _named(self, principal_id: str, names: Sequence[str | None]) -> Iterator[None]:
-        """Reserve names for a principal's new sessions during the block, which creates the
+        """Reserve names for a principal's new sessions during the block. The block must create the
         sessions. Raises InvalidParams if a name is taken.
         """
         for name in names:
@@ -1285,10 +1304,11 @@ class SessionKeeper:
             self._finish(session, "end", why)
 
     def _follow(self, session: Session | None) -> None:
-        """Adjust a session's state to that of its container. Called when the container was stopped
-        or has ended, after each operation that may change the container's state, and regularly.
-        Does nothing once the engine stops, because the next engine takes the container over.
+        """Adjust a session's state to that of its container. If `session` is None or has ended, or
+        if the engine is stopping, do nothing. Call this method regularly, and after each event that
+        may have changed the container's state.
         """
+        # When the engine stops, the next engine takes the container over.
         if session is None or session.finished is not None or self._group is None:
             return
         try:
@@ -1319,10 +1339,11 @@ class SessionKeeper:
         return True
 
     def _refuse(self, session: Session, error: ImpossibleChange) -> None:
-        """Log `error`, an impossible change of a session's state, unless the same error was logged
-        last for this session. The session, its files and its row stay as they are, and the session
-        can be used as long as its container exists. Tests replace this method to raise the error.
+        """Log `error`, which says that a session's state could not be changed. If the last error
+        logged for this session was the same, do not log it again. The session is not changed.
         """
+        # The session can be used as long as its container exists. Tests replace this method to
+        # raise the error.
         if session.refused != str(error):
             session.refused = str(error)
             self._tell("session.change_refused", session, why=str(error))
@@ -1431,9 +1452,9 @@ def _like(
     why: str,
     clock: SessionClock,
 ) -> KeptSession:
-    """Return a new, stopped session with the properties of the session `source`. `home` is what an
-    engine needs to continue the new session. `session_id`, `name` and `why` belong to the new
-    session; `why` says why it is stopped.
+    """Return a new, stopped session with the properties of the session `source`. `session_id` and
+    `name` are those of the new session. `home` is what an engine needs to continue it. `why` is a
+    sentence that says why it is stopped.
     """
     now_at = clock.now()
     record = source.record.model_copy(

@@ -55,9 +55,9 @@ def signature_of(found: os.stat_result) -> Signature:
 def open_directory(path: Path, owners: frozenset[int]) -> int:
     """Open a directory and return its descriptor, which the caller must close.
 
-    The directory and all directories above it must belong to a user in `owners`, and only their
-    owners may have the right to write in them. Exception: a directory above `path` with the sticky
-    bit (like `/tmp`) may be writable for others, because they still cannot replace its entries.
+    Only users in `owners` may be able to change the directory. So the directory and all directories
+    above it must belong to such users, and nobody else may have write permission. If a directory
+    above `path` has the sticky bit, as `/tmp` has, others may have write permission in it.
 
     Raises:
         Untrusted: the directory is missing, or another user could change its content.
@@ -86,17 +86,16 @@ def open_directory(path: Path, owners: frozenset[int]) -> int:
 
 
 def list_files(directory: int) -> dict[str, Signature]:
-    """Return the current signature of each file in a directory, by the file's name. `directory` is
-    a descriptor from `open_directory`.
-
-    Names that begin with a dot or end with a tilde are left out, because editors, and programs that
-    replace files, leave such files behind.
+    """Return a mapping from the name of each file in a directory to the file's current signature.
+    `directory` is a descriptor from `open_directory`. Names that begin with a dot or end with a
+    tilde are left out.
 
     Raises:
         Untrusted: the directory has too many files.
     """
     found: dict[str, Signature] = {}
     for name in os.listdir(directory):
+        # Editors, and programs that replace files, leave such files behind.
         if name.startswith(".") or name.endswith("~"):
             continue
         if len(found) == MAX_FILES:
@@ -107,11 +106,11 @@ def list_files(directory: int) -> dict[str, Signature]:
 
 
 def read_file(directory: int, name: str, owners: frozenset[int]) -> tuple[bytes, Signature]:
-    """Read the file `name` in a directory. Return its bytes, and the signature that it had after
-    the reading. `directory` is a descriptor from `open_directory`. The file must belong to a user
-    in `owners`.
+    """Read the file `name` in a directory, and return its bytes and its signature. `directory` is a
+    descriptor from `open_directory`. The file must belong to a user in `owners`.
 
-    If an earlier `list_files` returned another signature, the file has changed since then.
+    The signature is taken after the reading. If an earlier `list_files` returned another signature,
+    the file has changed since then.
 
     Raises:
         Untrusted: the file is not a regular file, is too large, or could have been written by
@@ -177,6 +176,7 @@ def _require_own(
 ) -> None:
     if found.st_uid not in owners:
         raise Untrusted(f"{what} belongs to another user (uid {found.st_uid})")
+    # With the sticky bit, others can write in the directory, but cannot replace its entries.
     is_sticky = may_be_sticky and found.st_mode & stat.S_ISVTX
     if found.st_mode & _OTHERS_MAY_WRITE and not is_sticky:
         raise Untrusted(f"{what} can be written by others than its owner; fix it with chmod go-w")

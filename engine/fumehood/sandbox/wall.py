@@ -92,8 +92,8 @@ a break of four times this length, but at most of `MAX_BREAK_S` seconds.
 
 
 async def rest_after(took_s: float) -> None:
-    """Wait before the next chunk of a program's output is read, if the last chunk took so long to
-    process that other tasks had to wait. `took_s` is the time that it took, in seconds.
+    """Pause between two chunks of a program's output, so that other tasks can run. `took_s` is the
+    time in seconds that the last chunk took to process. If it is at most `BUSY_S`, do not pause.
     """
     if took_s > BUSY_S:
         await anyio.sleep(min(4 * took_s, MAX_BREAK_S))
@@ -104,8 +104,8 @@ class RunSinks:
     """The receivers of a run's events. An event without a receiver is dropped.
 
     Receivers are called in the event loop, so they must not block. If a receiver raises an
-    exception, it is not called again, and the run continues. Only the host's end of a stream can
-    refuse what it receives; the container is then ended.
+    exception, it is not called again, and the run continues. But if the host's end of a stream
+    refuses a frame, the container is ended.
     """
 
     progress: OnProgress | None = None
@@ -236,8 +236,8 @@ class WallStatus:
     guest_pid: int | None = None
 
     def lacking(self, wall: str) -> frozenset[Limit]:
-        """Return the required limits that the wall does not enforce. Some limits are required by
-        this status (`required`), and others by the engine for every wall with the name `wall`.
+        """Return the required limits that the wall does not enforce. They include the limits that
+        the engine requires of every wall with the name `wall`.
         """
         return (self.required | least_limits(wall)) - self.enforced
 
@@ -276,8 +276,8 @@ RETRY_AFTER_MS = 1000
 
 
 def try_later(words: str) -> SandboxUnavailable:
-    """Return an error with the message `words` that advises the caller to repeat the call soon.
-    Used if the lack of a resource is expected to end soon.
+    """Return an error with the message `words` that advises the caller to repeat the call soon. Use
+    it if a resource is missing that will probably be available soon.
     """
     return SandboxUnavailable(words, retry_after_ms=RETRY_AFTER_MS)
 
@@ -287,14 +287,12 @@ class WallDown(SandboxUnavailable):
 
 
 def require_enforcing(wall: str, status: WallStatus) -> frozenset[Limit]:
-    """Check that the wall named `wall` enforces all required limits, and return the required
-    limits. `status` is the wall's status.
-
-    Some limits are required by the wall itself, in its status. Others are required by the engine
-    for every wall with this name.
+    """Check that a wall enforces all required limits, and return the required limits. `wall` is the
+    wall's name, and `status` its status. The engine requires some limits of every wall with this
+    name, and the status can require more.
 
     Raises:
-        WallDown: the wall enforces no limits at all.
+        WallDown: limits are required, but the wall enforces no limits at all.
         SandboxUnavailable: the wall does not enforce all required limits.
     """
     required = status.required | least_limits(wall)
@@ -336,9 +334,10 @@ class AttachedProgram:
     """A running program that the operator has configured, in a separate container without a guest.
 
     `reader` reads the program's standard output and error, as multiplexed by Docker. `writer`
-    writes to the program's standard input. If the container has a network, `reader` and `writer`
-    are instead connected to the container's front, a process that starts the program and passes its
-    data on.
+    writes to the program's standard input.
+
+    If the container has a network, both are connected to the container's front instead. A front is
+    a process that starts the program and passes its data on.
     """
 
     reader: asyncio.StreamReader
@@ -375,11 +374,10 @@ class OpensPrograms(Protocol):
 
 
 class HasImages(ABC):
-    """A wall whose sandboxes need images. An image may be missing or change.
+    """A wall whose sandboxes need images. An image may be missing or change."""
 
-    This is a base class, not a protocol, because each call does several `isinstance` checks for it,
-    and those are slow for protocols.
-    """
+    # A base class and not a protocol, because each call does several `isinstance` checks for it,
+    # and those are slow for protocols.
 
     @abstractmethod
     def image_for(self, language: str) -> str:
@@ -404,11 +402,10 @@ class HasImages(ABC):
     @abstractmethod
     async def with_additions(self, image: str, wanted: Sequence[str], principal_id: str) -> str:
         """Return the name of the image that consists of `image` and the additions in `wanted`, for
-        example packages. A part of the engine determines exactly what is added, and whether the
-        principal may have it.
+        example packages. `principal_id` is the principal that requests the additions.
 
         Raises:
-            InvalidParams: an entry of `wanted` is not allowed or not available.
+            InvalidParams: an entry of `wanted` is not available, or not allowed for this principal.
             SandboxUnavailable: the additions cannot be determined now.
         """
 
@@ -508,9 +505,11 @@ class SessionContainer(Protocol):
         """
 
     def copy_disk(self, copy: str) -> AbstractAsyncContextManager[int]:
-        """Copy the container's disk to a disk with the name `copy`, while no run is in progress.
-        The block gets the size of the copy in bytes. After the block, the copy is removed, unless
-        the function that was passed to `SessionWall.spare_copies` returns the copy's name.
+        """Copy the container's disk to a new disk named `copy`. Must not be called during a run.
+        The block gets the size of the copy in bytes.
+
+        After the block, the copy is kept only if the function passed to `SessionWall.spare_copies`
+        returns its name.
 
         Raises:
             SandboxUnavailable: there is no room, or the disk could not be copied.
@@ -532,11 +531,12 @@ class SessionContainer(Protocol):
         """
 
     async def processes(self, request: JsonObject) -> JsonObject:
-        """Send a request about the registered processes, which run independently of calls, and
-        return the guest's answer. The request's `do` is `list`, `start`, `read`, `write` or `stop`.
-        The caller has already checked the request, which has all fields that the guest needs.
+        """Send a request about the registered processes to the guest, and return the guest's
+        answer. Registered processes run in the background, independently of calls.
 
-        A request is possible during a run. It neither starts nor thaws the container.
+        `request["do"]` is `list`, `start`, `read`, `write` or `stop`. The caller must have checked
+        that the request has all fields that the guest needs. A request is possible during a run. It
+        neither starts nor thaws the container.
 
         Raises:
             InvalidParams: the request is too long, or cannot be carried out.
@@ -643,9 +643,9 @@ class SessionWall(Wall, Protocol):
         session in this trust domain.
 
         If `disk_mb` is given, the working directory is a separate disk of this size. `additions`
-        names what is added to the image, such as packages. If `lock` is given, it is used instead
-        of `additions`: the lock of an earlier container, which lists the exact versions of the
-        additions.
+        names what is added to the image, such as packages. `lock` is the lock of an earlier
+        container, which lists the exact versions of its additions. If `lock` is given, `additions`
+        is ignored.
 
         `on_lost` is called once the container has ended for any reason. If the container has a
         disk, `on_lost` is also called each time the container is stopped.
@@ -669,9 +669,9 @@ class SessionWall(Wall, Protocol):
     def fork(
         self, copy: str, session_id: str, home: SessionHome
     ) -> AbstractAsyncContextManager[str]:
-        """Make the disk of a new session from a copy of another session's disk. `copy` is the name
-        of the copy, `session_id` the id of the new session, and `home` the other session's
-        `SessionHome`, which names its host. The new disk is made on this host.
+        """Make a disk for a new session. `copy` is the name of a copy of another session's disk,
+        and the new disk gets the same content. `session_id` is the id of the new session. `home` is
+        the other session's `SessionHome`, which names its host. The new disk is made on this host.
 
         The block gets the name for the new session's container, which does not exist yet. If the
         block fails, the new disk is removed.
@@ -689,11 +689,12 @@ class SessionWall(Wall, Protocol):
     def resume(
         self, record: SessionRecord, home: SessionHome, on_lost: Callable[[], None]
     ) -> SessionContainer:
-        """Return the container of a session that an earlier engine created. `record` and `home` are
-        what that engine has stored about the session, except that `home.epoch` is the number of
-        this engine's takeover; it must be higher than that of every earlier engine. This engine
-        connects to the container when the container is first used, or before. `on_lost` is called
-        once the container has ended.
+        """Return the container of a session that an earlier engine created. This engine connects to
+        the container when the container is first used, or before.
+
+        `record` and `home` are what the earlier engine has stored about the session, except
+        `home.epoch`. That field is the number of this engine's takeover, which must be higher than
+        that of every earlier takeover. `on_lost` is called once the container has ended.
         """
 
 
@@ -715,10 +716,9 @@ QUEUE_PATIENCE_S = 30.0
 class Slots:
     """The limit on concurrent runs behind one wall, and the queue of calls that wait for a slot.
 
-    At most `most` runs take place at once. The queue is limited in length and in time. One
-    principal never has all slots or the whole queue. So its calls, however long they run, never
-    lock out the calls of other principals. `what` completes the error message "Too many calls wait
-    for …".
+    There are `most` slots. One principal can use at most three quarters of the slots (rounded up),
+    and half of the places in the queue. A call waits at most `QUEUE_PATIENCE_S` seconds. `what`
+    completes the error message "Too many calls wait for …".
     """
 
     def __init__(self, most: int, what: str) -> None:
@@ -731,8 +731,8 @@ class Slots:
         self._what = what
 
     async def take(self, principal_id: str) -> None:
-        """Take a slot for a principal. If all slots, or all slots of the principal's share, are in
-        use, wait for a slot at most `QUEUE_PATIENCE_S` seconds.
+        """Take a slot for a principal. If no slot is free, or the principal already uses its share
+        of the slots, wait at most `QUEUE_PATIENCE_S` seconds.
 
         Raises:
             SandboxUnavailable: too many calls are already waiting, or no slot became free in time.
@@ -789,10 +789,11 @@ them.
 def ending_of_reply(
     reply: JsonObject, *, isolation: str, cpu_ms: float | None, output_bytes: int | None
 ) -> RunEnding:
-    """Return the ending of a run. `reply` is what the process of the run has sent to the host,
-    without a guest's supervisor in between.
+    """Return the ending of a run from `reply`, which the process of the run itself has sent to the
+    host. Use this function only if no guest's supervisor reports the ending.
 
-    The host has measured `cpu_ms` and `output_bytes`. `isolation` says how the run was isolated.
+    `cpu_ms` and `output_bytes` are what the host has measured, or None. `isolation` says how the
+    run was isolated.
     """
     error = reply.get("error")
     result = reply.get("result")

@@ -91,16 +91,14 @@ def no_walls(own: OwnWalls) -> Mapping[str, Wall]:
 
 
 class EngineWalls:
-    """The walls of one engine.
-
-    Entering the asynchronous context starts the walls that are in use.
+    """The walls of one engine. Entering the asynchronous context starts the walls that are in use.
 
     `jailed_paths` are the import paths of sandboxed functions. `state` is the state directory, or
-    None if the engine keeps no state. `jail` and `container`, if given, are used instead of new
-    walls.
+    None if the engine keeps no state.
 
-    `of_parts` makes the walls of parts. If a part makes a wall named `container`, that wall runs
-    the engine's containers. A wall in `given` replaces the part's wall with the same name.
+    If `jail` or `container` is given, it is used instead of a new wall. `of_parts` makes the walls
+    of parts. If a part makes a wall named `container`, that wall runs the engine's containers. A
+    wall in `given` replaces the part's wall with the same name.
     """
 
     def __init__(

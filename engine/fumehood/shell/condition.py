@@ -42,8 +42,9 @@ class Runs(RootModel[Names], PartCondition):
 
     def compiled(self, *, for_every: bool) -> Callable[[JsonObject], Answer]:
         """Return a function that tests a call's arguments. It returns True if the command certainly
-        runs a program in the list, False if it certainly does not, and None if in doubt. If
-        `for_every` is True, the function tests instead whether the command runs only programs in
+        runs a program in the list, False if it certainly does not, and None if in doubt.
+
+        If `for_every` is True, the function instead tests whether the command runs only programs in
         the list.
         """
         from fumehood.shell.reading import runs

@@ -93,9 +93,13 @@ class Reading:
 def runs(
     patterns: Iterable[Sequence[str]], arguments: JsonObject, *, for_every: bool
 ) -> bool | None:
-    """Whether a call certainly runs at least one of the programs in `patterns` or, if `for_every`
-    is True, certainly runs only these programs. A pattern is a program's name and the words after
-    it. Returns None if in doubt.
+    """Return True if a call certainly runs a program in `patterns`, False if it certainly runs none
+    of them, and None if in doubt. `arguments` are the call's arguments.
+
+    If `for_every` is True, return True if all programs that the call runs are in `patterns`, False
+    if not, and None if in doubt.
+
+    A pattern is a program's name and the words after it.
     """
     reading = read_call(arguments)
     if for_every:
@@ -111,8 +115,8 @@ def runs(
 
 
 def read_call(arguments: JsonObject) -> Reading:
-    """Return the programs that a call's `command` or `argv` runs. If the call has neither argument,
-    or both, the result contains no programs, and a doubt.
+    """Return the programs that a call runs with its argument `command` or `argv`. If the call has
+    neither argument, or both, the result has no programs, and its `doubt` says so.
     """
     given = [arguments[name] for name in ("command", "argv") if arguments.get(name)]
     if len(given) != 1:
@@ -163,20 +167,22 @@ def _read(value: Any) -> Reading:
 
 
 def _begins(program: Program, pattern: Sequence[str]) -> bool:
-    """Whether the first words of `program`, beginning with its name, are exactly those of
-    `pattern`. The result is False if the name contains a path.
+    """Whether a program's name and first arguments are exactly the words of `pattern`. If the name
+    contains a path, the result is False.
     """
     words = program[: len(pattern)]
     return all(word.whole for word in words) and [word.text for word in words] == list(pattern)
 
 
 def _matches(program: Program, pattern: Sequence[str]) -> bool | None:
-    """Whether `program` is the program that `pattern` names, and has all options of the pattern.
-    The first operands of the program must be the operands of the pattern, in the same order.
+    """Return True if `program` certainly is the program that `pattern` names, and certainly has the
+    pattern's options and operands. Return False if it certainly does not, and None if in doubt.
 
-    Returns None if in doubt. A word after an option may be the option's value. So if this word is
-    not the expected operand, it is skipped.
+    The options may be anywhere. The operands must be the first operands of the program, in the same
+    order.
     """
+    # A word after an option may be the option's value. So if that word is not the expected operand,
+    # `_has_operands` skips it.
     if basename(program) != pattern[0]:
         return False
     options = [_has(program[1:], word) for word in pattern[1:] if word.startswith("-")]
@@ -354,9 +360,10 @@ class _Reader:
         self.doubt(f"{name} runs text that is not analysed")
 
     def _shell(self, name: str, words: Program) -> None:
-        """Add the programs that the text after a shell's `-c` runs. Without `-c`, record that the
-        shell may run any program, because it runs a file or its standard input.
+        """Add the programs that a shell runs. If the shell has the option `-c`, they are those in
+        the text after it. Otherwise, record that the shell may run any program.
         """
+        # Without `-c`, the shell runs a file or its standard input.
         valued, has_text = "", False
         for word in words:
             text = word.text
@@ -399,12 +406,12 @@ class _Reader:
                 break
 
     def _ends_of(self, name: str, after: Sequence[str], words: Program) -> set[int]:
-        """Find the operands `after`, such as the subcommands of `ip`, in this order at the
-        beginning of `words`, the arguments of the program `name`. Return all positions in `words`
-        at which the words after the last of these operands may begin.
+        """Find the operands `after` in `words`, the arguments of the program `name`. For example,
+        `after` contains a subcommand of `ip`. The operands must be the first ones in `words`, in
+        this order, and may be abbreviated there.
 
-        There may be several such positions, because a word after an option may be the option's
-        value or an operand. Operands may be abbreviated.
+        Return all positions in `words` at which the words after the last of these operands may
+        begin. There is more than one if an operand may also be the value of an option.
         """
         ends = {0}
         for operand in after:
@@ -428,8 +435,9 @@ class _Reader:
         return ends
 
     def _wrapped(self, name: str, wrapper: Wrapper, words: Program, starts: Iterable[int]) -> None:
-        """Add the program that a wrapper runs. If the wrapper's options can be read in several
-        ways, add a program for each of these ways.
+        """Add the program that a wrapper runs. `words` are the wrapper's arguments, and `starts`
+        the positions at which its own options may begin. If the arguments can be read in several
+        ways, add a program for each way.
         """
         if wrapper.takes_variables:
             for word in words:
@@ -453,10 +461,12 @@ class _Reader:
     def _places(
         self, name: str, wrapper: Wrapper, words: Program, starts: Iterable[int]
     ) -> Iterator[tuple[int, str]]:
-        """Yield pairs of a position and a placeholder. The position is an index in `words` at which
-        the program that the wrapper runs may begin, or `len(words)` if the wrapper may run no
-        program. The placeholder is the text that `xargs` replaces by its input, or empty. `starts`
-        are the positions at which the wrapper's own options may begin.
+        """Yield the positions in `words` at which the program that a wrapper runs may begin, each
+        with a placeholder. The placeholder is the text that `xargs` replaces by its input, or
+        empty.
+
+        `words` are the wrapper's arguments, and `starts` the positions at which its own options may
+        begin. If the wrapper may run no program, one of the positions is `len(words)`.
         """
         counts = range(wrapper.operands, wrapper.operands + wrapper.may_have + 1)
         waiting = [(start, count, "") for start in starts for count in counts]
@@ -494,11 +504,11 @@ class _Reader:
     def _option(
         self, name: str, wrapper: Wrapper, text: str, following: Program
     ) -> tuple[str, bool, bool]:
-        """Read `text`, one option of the wrapper `name`. `following` contains the next word, if
+        """Read `text`, an option of the wrapper `name`. `following` contains the next word, if
         there is one.
 
-        Return the placeholder that `xargs` replaces (or an empty text), whether the next word is
-        certainly the option's value, and whether it may be the value.
+        Return three values: the placeholder that `xargs` replaces, or an empty text; whether the
+        next word is certainly the option's value; and whether it may be the value.
         """
         if text.startswith("--"):
             long, equals, value = text[2:].partition("=")
@@ -522,8 +532,8 @@ class _Reader:
     # -- builtins of bash ------------------------------------------------------------------
 
     def holds(self, text: str, *, is_sure: bool = False) -> None:
-        """Record `text`, a part of the command, as a text that bash may evaluate later. If
-        `is_sure` is False, only record `text` if it contains commands that bash would then run.
+        """Remember `text`, a part of the command, as code that bash may evaluate later. If
+        `is_sure` is False, remember it only if evaluating it would run commands.
         """
         if is_sure or _RUNS_LATER.search(text):
             self._held.add(text)
@@ -586,8 +596,8 @@ class _Reader:
                 break
 
     def test(self, name: str, words: Program) -> None:
-        """Record that the command evaluates the name of a variable, if an argument of `test` is or
-        may become the option `-v`. This option evaluates the name that follows it.
+        """Process the arguments `words` of `test`. If one of them is or may become the option `-v`,
+        record that the command evaluates variables. This option evaluates the name that follows it.
         """
         self.evaluates |= any(
             word.text == "-v" if word.whole else word.several or not following.whole

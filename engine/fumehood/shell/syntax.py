@@ -36,10 +36,10 @@ _LANGUAGE = Language(tree_sitter_bash.language())
 
 @dataclass(frozen=True, slots=True)
 class Word:
-    """A word of a command, as far as it is known before the shell expands it.
+    """A word of a command, before the shell expands it.
 
-    If `whole` is False, `text` is only its beginning. If `several` is True, the shell may expand it
-    to any number of words.
+    `text` is the word or, if `whole` is False, only its known beginning. If `several` is True, the
+    shell may expand the word to any number of words.
     """
 
     text: str
@@ -357,13 +357,15 @@ class Text:
         return kind in _HOLDS_GAPS or self._has_no_gaps(node, " \t\n")
 
     def _is_redirect(self, node: Node) -> bool:
-        """Whether the redirection has at most one target, and bash expands this target only once.
+        """Whether the grammar parses this redirection as bash does, and bash expands its target
+        only once.
 
-        This excludes redirections that the grammar parses wrongly: the grammar regards arguments
-        after a redirection (also after `>&-`) as further targets, and the rest of `>& -rm` as a
-        target. It also excludes targets of `>&` and `<&` that are neither numbers nor plain words,
-        because bash expands such targets twice.
+        A redirection is accepted if it is on one line and has at most one target. After `>&-` and
+        `<&-`, no target is accepted. After `>&` and `<&`, the target must be a number or a plain
+        word without a leading `-`.
         """
+        # The grammar regards arguments after a redirection (also after `>&-`) as further targets,
+        # and the rest of `>& -rm` as a target. Bash expands other targets of `>&` and `<&` twice.
         targets = node.children_by_field_name("destination")
         operators = {child.type for child in node.children}
         is_copy = not operators.isdisjoint((">&", "<&"))
@@ -379,9 +381,11 @@ class Text:
         return self._has_no_gaps(node, " \t")
 
     def _is_expansion(self, node: Node) -> bool:
-        """Whether all parts of the expansion are known, and it expands neither a prompt (`@P`),
-        which may run commands, nor escapes (`@E`), which may become text that bash evaluates.
+        """Whether the tree has a node for everything that bash expands in this expansion.
+        Expansions with `@P` or `@E` are never accepted.
         """
+        # `@P` expands a prompt, which may run commands. The result of `@E` may become text that
+        # bash evaluates.
         return not _TRANSFORMS.search(self._of(node)) and self._expands_nothing_else(node)
 
     def _is_in_expansion(self, node: Node) -> bool:
@@ -432,9 +436,10 @@ class Text:
         return True
 
     def _is_command(self, node: Node) -> bool:
-        """Whether bash reads this command as the grammar does. That is certain only if the command
-        is on one line, its words are separate, no word is a regular expression, and it does not
-        begin with a word that bash reads as an assignment.
+        """Whether bash certainly parses this command as the grammar does.
+
+        The command must be on one line, and no two words may touch. No word may be a regular
+        expression, and bash must not read the first word as an assignment.
         """
         before: Node | None = None
         has_name = False
@@ -454,10 +459,12 @@ class Text:
         return not is_word
 
     def _is_heredoc(self, node: Node) -> bool:
-        """Whether the here-document ends at the first line that equals its delimiter, and has no
-        arguments in the tree. The grammar may add arguments to the here-document that belong to the
-        program before it.
+        """Whether the here-document certainly ends in the tree where it ends in bash: at the first
+        line that equals its delimiter.
+
+        If the tree gives it arguments, or the text has too many here-documents, return False.
         """
+        # Such arguments may belong to the program before the here-document.
         if node.children_by_field_name("argument"):
             return False
         self._heredocs += 1

@@ -164,8 +164,10 @@ class Alerts:
         return Window(self._settings.window_seconds, len(Totals._fields))
 
     def look(self) -> AlertList:
-        """Check all thresholds now, and record which alerts fire or are resolved. Return all alerts
-        of the engine, and the firing alerts of single tools.
+        """Check all thresholds now, and record which alerts fire or are resolved.
+
+        The returned list contains every alert of the whole engine, firing or not. Of the alerts of
+        single tools, it contains only the firing ones.
         """
         settings, now, shown = self._settings, self._monotonic(), []
         for tool, window in list(self._windows.items()):
@@ -184,8 +186,10 @@ class Alerts:
         )
 
     async def watch(self, tell: Callable[[Alert], Awaitable[None]]) -> None:
-        """Check the thresholds periodically, and pass each alert that fires or is resolved to
-        `tell`. Exceptions are only logged.
+        """Check the thresholds periodically, until this method is cancelled. Pass each alert that
+        fires or is resolved to `tell`.
+
+        If a check or `tell` raises an exception, it is logged, and the checks continue.
         """
         while True:
             try:
@@ -198,9 +202,11 @@ class Alerts:
             await anyio.sleep(LOOK_S)
 
     def _judge(self, tool: str | None, name: AlertName, rule: Rule, totals: Totals) -> Alert:
-        """Compare one value with its threshold, record whether the alert fires or is resolved, and
-        return the alert. The value is computed from `totals`, the sums over the tool's calls. If
-        `tool` is None, these are the calls of all tools.
+        """Compare one value with its threshold, and return the alert `name` for it. If the alert
+        now begins to fire or is resolved, also record this.
+
+        `rule` computes the value from `totals`, the sums over all calls of `tool`. If `tool` is
+        None, they are the sums over the calls of all tools.
         """
         since = self._firing.get((tool, name))
         value = rule.value(totals) if totals.calls else None

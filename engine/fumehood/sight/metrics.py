@@ -102,9 +102,10 @@ class CallMetrics:
 
 
 def exposition(calls: CallMetrics, figures: Sequence[Figure]) -> tuple[bytes, str]:
-    """Return a text with all metrics in Prometheus' format, and the media type of this text.
-    `calls` are the counters of the engine's calls, and `figures` the metrics of the engine's parts.
-    Metrics of the engine's process are added.
+    """Return all metrics as a text in Prometheus' format, and the media type of this text.
+
+    The text contains the counters `calls` of the engine's calls, the metrics `figures` of the
+    engine's parts, and metrics of this process.
     """
     from prometheus_client import (
         CONTENT_TYPE_PLAIN_0_0_4,

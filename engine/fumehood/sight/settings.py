@@ -41,12 +41,15 @@ MIN_CALLS_IN_FOREGROUND = 100
 
 
 def in_foreground(config: Config) -> Config:
-    """Return the configuration of an engine in the foreground with a higher minimum number of calls
-    for an alert, because such an engine has too few calls for meaningful rates. If the operator has
-    configured this number, return `config` unchanged.
+    """Raise the minimum number of calls for an alert, for an engine in the foreground. Return the
+    changed configuration.
+
+    If the operator has configured this number, or there are no settings for alerts, return `config`
+    unchanged.
     """
     alerts = config.of("alerts", AlertSettings)
     if alerts is None or "min_calls" in alerts.model_fields_set:
         return config
+    # An engine in the foreground has too few calls for meaningful rates.
     raised = alerts.model_copy(update={"min_calls": MIN_CALLS_IN_FOREGROUND})
     return config.model_copy(update={"alerts": raised})

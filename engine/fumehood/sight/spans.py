@@ -56,9 +56,10 @@ class CallSpans:
         """Number of calls that got no spans because there was no time for them."""
 
     def wants(self) -> bool:
-        """Return whether the spans of one more call may be created. The creation of spans may take
-        only a fixed share of the time; if this share is used up, count the call in `left_out`, and
-        return False.
+        """Return whether the spans of one more call can be created now.
+
+        Creating spans can take at most the share `TIME_SHARE` of the engine's time. If this share
+        is used up, count the call in `left_out`, and return False.
         """
         now = self._monotonic()
         self._left_s = min(BURST_S, self._left_s + (now - self._looked_at) * TIME_SHARE)
@@ -107,8 +108,11 @@ class CallSpans:
         root.end(_ns(max((s.ended for s in told.stages), default=0.0)))
 
     def _take_ids(self) -> None:
-        """Let this object choose the ids of new spans: replace the tracer's id generator. Do
-        nothing if the tracer does not belong to OpenTelemetry's SDK.
+        """Replace the tracer's id generator by one with which this object can set the ids of new
+        spans.
+
+        If another engine in this process has already replaced it, use that generator. If the tracer
+        does not belong to OpenTelemetry's SDK, do nothing.
         """
         tracer: Any = self._tracer
         if not hasattr(tracer, "id_generator"):

@@ -113,11 +113,12 @@ class Snapshots:
         name: str | None = None,
         count: int = 1,
     ) -> list[SessionRecord]:
-        """Create `count` stopped sessions with the files of a principal's session, or of the
-        snapshot with the id or name `snapshot_id`. Return the records of the new sessions.
+        """Create `count` stopped sessions with the files of a principal's session. Return the
+        records of the new sessions.
 
-        If a snapshot is given, the session may be lost. If `count` is above 1, numbers are appended
-        to `name`.
+        If `snapshot_id` is given, it is the id or name of a snapshot of the session, and the new
+        sessions have the snapshot's files. The session itself can then also be lost. If `count` is
+        above 1, a number is appended to `name` for each session.
 
         Raises:
             ResourceNotFound: this principal has no such session or snapshot.

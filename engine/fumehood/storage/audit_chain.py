@@ -64,12 +64,11 @@ class AuditEntry:
 
 class AuditChain:
     """Appends rows to the audit chain, a table in which each row has a mac that depends on the row
-    before it. This object reads the newest row from the database before each append. So it stays
-    correct if a transaction is rolled back.
+    before it.
 
     `key` is the key for the next row. `kept` is the number of newest rows to keep, or None to keep
-    all rows. `on_growth` is called on the writer's thread with the number of appended rows, even if
-    these rows are later rolled back.
+    all rows. After each append, `on_growth` is called on the writer's thread with the number of
+    appended rows. The transaction may still be rolled back then.
     """
 
     def __init__(self, key: AuditKey, *, kept: int | None = None) -> None:
@@ -91,7 +90,7 @@ class AuditChain:
 
     def append_all(self, connection: Connection, entries: Sequence[AuditEntry]) -> int:
         """Append rows in the given order, as `append` does. Return the number of the last row."""
-        head = head_of(connection)
+        head = head_of(connection)  # not remembered, because a transaction may be rolled back
         key = self._key_after(head)
         seq, before = (head.seq, head.mac) if head is not None else (0, GENESIS)
         rows = []
@@ -194,13 +193,13 @@ def chain_of(connection: Connection) -> AuditChain:
 
 
 def _linked(found: Iterable[Any], before: bytes | None) -> Iterator[AuditRow]:
-    """Convert the rows `found` of the database, which are in order, to audit rows. Each audit row
-    includes the previous row's mac, or None if the previous row is missing.
+    """Convert rows of the database to audit rows, which also contain the previous row's mac.
 
-    `before` is the mac of the row before the first found row. Columns are read by position, because
-    access by name would double the duration of a full verification.
+    `found` are the rows, in order. `before` is the mac of the row before the first of them, or None
+    if it is unknown. If the previous row is missing, an audit row contains None.
     """
     follows = None
+    # By position: access by name would double the duration of a full verification.
     for seq, key_id, body, mac in found:
         linked = before if follows is None or seq == follows else None
         yield AuditRow(seq, key_id.decode("ascii", "replace"), body, mac, linked)

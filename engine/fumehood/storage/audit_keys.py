@@ -36,12 +36,13 @@ def new_key() -> AuditKey:
 
 
 def open_key(state: Path, wanted: str | None) -> AuditKey:
-    """Return the key for the chain's next row.
+    """Return the key for the chain's next row from the state directory `state`.
 
-    `state` is the state directory. `wanted` is the id that the key must have, or None if the chain
-    is empty. For an empty chain, the current key is returned, or a new key if there is no current
-    key. If a crash interrupted a rotation after the chain announced the new key, this function
-    makes the new key the current key.
+    `wanted` is the id that the key must have. It is None if the chain is empty. In this case,
+    return the current key, or create one if there is none.
+
+    If the wanted key is not the current key but is kept in a file of its own, make it the current
+    key.
 
     Raises:
         AuditKeyLost: the key is missing or unusable. It is not replaced by a new key.
@@ -62,7 +63,7 @@ def open_key(state: Path, wanted: str | None) -> AuditKey:
                 f"{CURRENT} nor kept beside it in {state}. Restore the key from a copy; it belongs "
                 f"to the database as it was copied. {_ANEW.format(state)}"
             )
-        make_current(state, kept)
+        make_current(state, kept)  # for example after a crash during a rotation
         return kept
 
 
@@ -79,8 +80,10 @@ def all_keys(state: Path) -> dict[str, bytes]:
 
 
 def keep_key(state: Path, key: AuditKey) -> None:
-    """Write a key to a file of its own in the state directory, unless that file already exists. The
-    file is on disk when this function returns. Raises OSError.
+    """Write a key to a file of its own in the state directory. If that file already exists, do
+    nothing. The file is on disk when this function returns.
+
+    Raises OSError if the file cannot be written.
     """
     path = state / kept_name(key.id)
     if not path.exists():
@@ -89,7 +92,10 @@ def keep_key(state: Path, key: AuditKey) -> None:
 
 def make_current(state: Path, key: AuditKey) -> None:
     """Make a key the current key of the state directory. The previous current key is kept in a file
-    of its own. Raises OSError.
+    of its own.
+
+    Raises AuditKeyLost if the file of the previous key is not a private file with a valid key.
+    Raises OSError if a file cannot be read or written.
     """
     before = _read(state / CURRENT)
     if before is not None:

@@ -77,8 +77,10 @@ def mac_of(secret: bytes, before: bytes, seq: int, body: bytes) -> bytes:
 
 
 def next_key_of(body: bytes) -> tuple[str, str] | None:
-    """Return the id and the commitment of the next key if a row's body announces one, otherwise
-    None. The commitment is a hash of the key (`commitment_to`).
+    """Return the id and the commitment of the next key from the body of a row that announces one.
+    If the body announces none, return None.
+
+    The commitment is a hash of the key (`commitment_to`).
     """
     if not body.startswith(ROTATED_BODY):
         return None

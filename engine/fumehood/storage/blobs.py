@@ -133,8 +133,8 @@ class BlobStore:
     """The blobs of one engine. Call `open` before the first use, and `room.close` after the last
     use.
 
-    The event `overdue` tells that `prune` should run soon. The store sets the event when there is
-    too little space or a session has ended.
+    If there is too little space or a session has ended, the store sets the event `overdue`. `prune`
+    should then run soon.
     """
 
     def __init__(

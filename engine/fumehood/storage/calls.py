@@ -172,8 +172,8 @@ class CallLog:
             self.overdue.set()
 
     async def page(self, principal_id: str, query: CallQuery) -> CallPage:
-        """Return one page of a principal's own calls that match the query, newest first. Every call
-        that has already ended is found.
+        """Return one page of a principal's own calls that match the query, newest first. A call
+        that has just ended is also found.
 
         Raises:
             ResourceNotFound: the query's cursor is not the id of a kept call of this principal.
@@ -388,9 +388,10 @@ def record_of(row: RowMapping) -> CallRecord:
 
 
 def _outdated(connection: Connection, oldest_kept: str, kept: int) -> list[int]:
-    """Return the sequence number (`seq`) of each row to delete, oldest first. These are the rows of
-    calls before `oldest_kept` and, for each principal with more than `kept` calls, the oldest
-    excess rows. The newest row of the whole table is never included.
+    """Return the sequence number (`seq`) of each row to delete, oldest first.
+
+    These are all rows of calls before `oldest_kept`. If a principal has more than `kept` calls, its
+    oldest excess rows are also included. The newest row of the whole table is never included.
     """
     newest = connection.execute(select(func.max(CALLS.c.seq))).scalar()
     if newest is None:
@@ -470,8 +471,10 @@ def texts_in(value: Any) -> list[str]:
 
 
 def _ends(texts: Iterable[str]) -> Iterator[str]:
-    """Yield the given texts until their total length reaches `MAX_WORDS` characters. Of a long
-    text, only the beginning and the end are yielded. Encoded data is left out.
+    """Yield the texts to index, until their total length reaches `MAX_WORDS` characters.
+
+    If a text is longer than `MAX_TEXT_WORDS` characters, yield only its beginning and its end. Long
+    texts that consist of encoded data are left out.
     """
     room = MAX_WORDS
     for one in texts:
@@ -561,9 +564,9 @@ def in_time(connection: Connection) -> Iterator[None]:
 def outdated_records(connection: Connection, oldest_kept: str, kept_bytes: int) -> list[int]:
     """Return the `seq` of each record to delete.
 
-    All records of calls before `oldest_kept` are deleted. If the other records together use more
-    than `kept_bytes`, a size limit per principal is computed so that they fit. Each principal above
-    this limit loses its oldest records.
+    These are all records of calls before `oldest_kept`. If the other records use more than
+    `kept_bytes` bytes in total, each principal gets the same limit. The limit is computed so that
+    the records fit. If a principal is above the limit, its oldest records are also included.
     """
     both = RECORDS.join(CALLS, RECORDS.c.seq == CALLS.c.seq)
     old = select(RECORDS.c.seq).select_from(both).where(CALLS.c.at < oldest_kept)
@@ -583,7 +586,7 @@ def outdated_records(connection: Connection, oldest_kept: str, kept_bytes: int) 
 
 
 def _share(used: list[int], most: int) -> int:
-    """Return the largest limit per principal with which all principals together use at most `most`
+    """Return the highest limit per principal at which all principals together use at most `most`
     bytes. `used` contains the bytes that each principal uses now.
     """
     left = most

@@ -77,11 +77,12 @@ def recorded(
     subject: str,
     details: JsonObject | None = None,
 ) -> Callable[[Connection], None]:
-    """Return a database job that makes a change. In the same transaction, the job records the
-    change as a row and in the audit chain (a table in which tampering can be detected).
+    """Return a database job that runs `change` and records it, in the same transaction. It is
+    recorded as a row and in the audit chain (a table in which tampering can be detected).
 
-    `by` is the id of the principal that makes the change, `at` the time of the change. `action` is
-    a name like `token.new`, and `subject` identifies what is changed.
+    `at` is the time of the change, and `by` the id of the principal that makes it. `action` is a
+    name like `token.new`. `subject` identifies what is changed, and `details` are further values to
+    record.
     """
 
     def job(connection: Connection) -> None:

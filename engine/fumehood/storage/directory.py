@@ -67,11 +67,9 @@ def private_directory(path: Path) -> Path:
 
 @contextmanager
 def hold_lock(path: Path, what: str) -> Iterator[None]:
-    """Hold an exclusive lock on a file during the block.
+    """Hold an exclusive lock on a file during the block. The file remains afterwards.
 
-    `what` names the locked object in the message of InUse, for example "this state directory". The
-    file is not removed when the lock is released, because otherwise two processes could hold locks
-    on two different files with this path.
+    `what` names the locked object in the message of InUse, for example "this state directory".
 
     Raises:
         InUse: another process holds the lock.
@@ -89,6 +87,7 @@ def hold_lock(path: Path, what: str) -> Iterator[None]:
                 f"Another engine uses {what} already. Stop it, or choose another place with "
                 "FUMEHOOD_HOME or FUMEHOOD_SOCKET."
             ) from None
+        # If the file were removed afterwards, two processes could lock two files with this path.
         yield
 
 
@@ -131,7 +130,9 @@ def random_file(path: Path, size: int) -> tuple[bytes, int]:
 
 def write_private(path: Path, content: bytes, mode: int = PRIVATE_FILE) -> None:
     """Create or replace a file atomically. By default, only this user can access the file. The file
-    is on disk when this function returns. Raises OSError.
+    is on disk when this function returns.
+
+    Raises OSError if the file cannot be written.
     """
     draft = path.with_name(f"{path.name}.new")
     draft.unlink(missing_ok=True)

@@ -64,8 +64,8 @@ class WriteFailed(StoreError, InternalError):
     """The state could not be written, for example because the disk is full, read-only or failing.
     None of the changes is guaranteed to be stored.
 
-    This engine does not see the failed changes. If only the final flush to disk failed, the changes
-    may exist after the next start.
+    While this engine runs, it reads the state without the changes. If only the final flush to disk
+    failed, the changes may exist after the next start.
     """
 
     def __init__(self, reason: str) -> None:

@@ -151,13 +151,12 @@ class FileRoom:
         """Run a function in the room's thread. Return the function's future, or None if the room is
         closed or closing.
 
-        If the function raises, the exception is reported to the event loop, because few callers
-        read the future.
+        If the function raises an exception, it is also reported to the event loop.
         """
         with suppress(RuntimeError):
             if self._thread is not None:
                 done = self._thread.submit(work)
-                done.add_done_callback(self._report)
+                done.add_done_callback(self._report)  # few callers read the future
                 return done
         return None
 
@@ -238,12 +237,11 @@ class FileRoom:
                     del self._gone[name]
 
     def queue(self, principal_id: str, size: int, work: Work[T], item: T) -> str | None:
-        """Queue an item, which the room's thread later passes to `work`. Return None, or the reason
-        why the item is refused.
+        """Queue an item, which the room's thread later passes to `work`. Return None if the item
+        was queued. Otherwise, return the reason why not.
 
-        `size` is the number of bytes by which the item counts towards the principal's share of the
-        queue. The thread calls `work` once with all waiting items that have the same `work`, so
-        that the thread and the event loop do not wait for each other at every item.
+        `size` is the item's size in bytes. A principal can queue only a limited number of bytes.
+        The thread calls `work` once with all waiting items that have the same `work`.
         """
         with self._lock:
             if self._thread is None:
@@ -327,10 +325,11 @@ class FileRoom:
         self.keep(principal_id, name, size)
 
     def hold(self, principal_id: str, name: str) -> int | None:
-        """Protect a kept file from eviction until `keep` registers the file again. Return the
-        file's size, or None if the file is not kept.
+        """Protect a file from eviction until `keep` registers it again. The file's bytes stay
+        reserved.
 
-        The file's bytes stay reserved.
+        Return the file's size in bytes, or None if the room has no registered file with this name
+        for this principal.
         """
         with self._lock:
             files = self._kept.get(principal_id, {})
@@ -373,6 +372,8 @@ class FileRoom:
     def _run_queue(self) -> None:
         with self._lock:
             queue, self._queue = self._queue, []
+        # One call for many items: the thread and the event loop do not wait for each other each
+        # time.
         works: dict[Work[Any], list[Any]] = {}
         for _, _, work, item in queue:
             works.setdefault(work, []).append(item)

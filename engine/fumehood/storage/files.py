@@ -306,9 +306,14 @@ class SavedFiles:
             await self._all(lambda these: self._files().delete(these), [names])
 
     async def sweep(self, live: Iterable[str], over: Iterable[str], now: datetime) -> int:
-        """Delete the files of the ended sessions, whose ids are in `over`. Also delete old files of
-        unknown sessions, whose ids are neither in `over` nor in `live` (the sessions that still
-        exist). Return the number of deleted files. Raises OSError.
+        """Delete the saved files of ended sessions, and old files of unknown sessions. Return the
+        number of deleted files.
+
+        `over` are the ids of the ended sessions, and `live` those of the sessions that still exist.
+        All other sessions are unknown. Their files are deleted if they are older than
+        `SWEPT_AFTER_S`.
+
+        Raises OSError if the files cannot be listed or deleted.
         """
         (found,) = await self._all(lambda prefix: self._files().found(prefix), ["sess_"])
         oldest, spared, ended = now.timestamp() - SWEPT_AFTER_S, {*live}, {*over}

@@ -126,11 +126,12 @@ def take(
     now: datetime,
     is_held: Callable[[str], bool],
 ) -> KeptKey | None:
-    """Claim a key for a call. Return None if the call now owns the key, otherwise the existing key.
+    """Claim the key of a call. Return None if the call now owns the key, otherwise the existing
+    key. An expired key is replaced.
 
-    `is_held` returns whether this engine is still running the call with the given id. An existing
-    key may have the state `running`, although `is_held` returns False for its call. That call was
-    lost. Its key is deleted if the call may be repeated; otherwise the key becomes `unknown`.
+    `is_held` tells whether this engine is still running the call with the given id. If an existing
+    key has the state `running`, but its call is not held, that call was lost. If the lost call may
+    be repeated, its key is replaced. Otherwise, its key is marked as `unknown` and returned.
 
     Raises:
         UnstorableText: the key contains a NUL character.
@@ -161,8 +162,8 @@ def finish(connection: Connection, call: KeyedCall, answer: str) -> None:
 
 
 def release(connection: Connection, call: KeyedCall) -> None:
-    """Delete the key of a running call, so that the key can be used again. The call must have had
-    no effect, or repeating it must be safe.
+    """Delete the key of a running call, so that the key can be used again. The caller must know
+    that the call had no effect, or that it is safe to repeat it.
     """
     connection.execute(_RELEASE, _this(call))
 
@@ -219,9 +220,10 @@ def correct(
     now: datetime,
 ) -> None:
     """Replace the stored answer of a call, after a human has found out how the call really ended.
+    Repeated calls get this answer until a day after `now`.
 
-    `answer_json` comes from `pack_answer`. Does nothing if another call has used the key since
-    then, which is possible after a day.
+    `answer_json` comes from `pack_answer`. If the approval `approval_id` does not own the key any
+    more, do nothing. This can happen after a day, when another call may use the key.
     """
     done = _is(principal_id, key) & (_KEY.state == KeyState.DONE.value)
     done &= _KEY.approval_id == approval_id
@@ -230,12 +232,11 @@ def correct(
 
 
 def recover(connection: Connection, now: datetime) -> int:
-    """Decide about the keys of calls that were running when an earlier engine ended. Called at the
-    engine's start.
+    """Settle the keys of calls that were running when an earlier engine ended. Return the number of
+    keys that were marked as `unknown`. Called at the engine's start.
 
-    The keys of calls that may be repeated are deleted. The keys of other calls are marked as
-    `unknown`. Calls that wait for an approval keep waiting. Return the number of keys that were
-    marked.
+    If such a call may be repeated, its key is deleted. Otherwise, its key is marked as `unknown`.
+    The keys of calls that wait for an approval do not change.
     """
     running = _KEY.state == KeyState.RUNNING.value
     connection.execute(delete(IDEMPOTENCY).where(running, _KEY.may_repeat))
@@ -256,11 +257,7 @@ def forget_old(connection: Connection, now: datetime) -> int:
 
 
 def _insert(connection: Connection, call: KeyedCall, now: datetime) -> bool:
-    """Insert the key of a call. Return False if the key already exists.
-
-    The insertion itself detects an existing key, without a query before it, because most keys are
-    new.
-    """
+    """Insert the key of a call. Return False if the key already exists."""
     values = {
         "principal_id": call.principal_id,
         "key": call.key,
@@ -271,6 +268,7 @@ def _insert(connection: Connection, call: KeyedCall, now: datetime) -> bool:
         "created_at": stamp(now),
         "expires_at": stamp(now + KEY_LIFETIME),
     }
+    # Without a query beforehand, because most keys are new.
     return connection.execute(_INSERT, values).rowcount == 1
 
 
@@ -279,9 +277,7 @@ def _find(connection: Connection, principal_id: str, key: str) -> Row[Any] | Non
 
 
 def _unknown(now: datetime) -> dict[str, str]:
-    """Return the column values that mark a key as `unknown`. The key's expiry is reset to a day
-    after `now`; before, it was a day after the start of the key's call.
-    """
+    """Return the column values that mark a key as `unknown` and let it expire a day after `now`."""
     return {"state": KeyState.UNKNOWN.value, "expires_at": stamp(now + KEY_LIFETIME)}
 
 

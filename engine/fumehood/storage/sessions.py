@@ -159,9 +159,9 @@ def _kept(row: RowMapping) -> KeptSession:
 
 
 def _stored(home: SessionHome) -> dict[str, Any]:
-    """Return `home`, which is what the next engine needs to continue the session, as JSON for
-    storage. The values in `home.of_parts` become top-level fields next to the other fields of
-    `home`.
+    """Return `home` as JSON for storage. A later engine needs it to continue the session.
+
+    The values in `home.of_parts` become top-level fields, next to the other fields of `home`.
     """
     own = asdict(home)
     of_parts = own.pop("of_parts")

@@ -210,6 +210,8 @@ def _has_content(path: Path) -> bool:
 def _prepare(path: Path) -> None:
     """Create the file if it is missing, allow only this user to access it, and enable its
     write-ahead log. SQLite gives the log and its other files the same access rights.
+
+    Raises StoreError if the file system does not support such a log.
     """
     with open(path, "ab", opener=private) as file:
         os.fchmod(file.fileno(), PRIVATE_FILE)

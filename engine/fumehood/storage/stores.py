@@ -46,12 +46,15 @@ def make_stores(
     blobs_kept_hours: float,
     now: Callable[[], datetime],
 ) -> Stores:
-    """Create the stores of one engine. `given` is the database to use. If it is None, a new
-    database is created in memory.
+    """Create the stores of one engine.
 
-    `settings` says where files are kept. `recorded` says which calls get a record (arguments and
-    answer), and `record` limits how long and in how much space records are kept. `calls_kept` and
-    the following three arguments limit how many calls and blobs are kept, and for how long.
+    `given` is the database to use. If it is None, a new database is created in memory. `settings`
+    says where files are kept.
+
+    `recorded` says which calls get a record (arguments and answer). `record` limits the age and the
+    total size of records. `calls_kept` is the maximum number of calls of each principal, and
+    `calls_kept_days` their maximum age. `blobs_kept_mb` is the maximum total size of blobs, and
+    `blobs_kept_hours` their lifetime.
 
     Raises:
         StoreError: the optional dependencies for the remote place are not installed.

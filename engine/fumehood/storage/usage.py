@@ -88,12 +88,10 @@ def _summed(
     groups: Sequence[Group],
     limit: int | None,
 ) -> list[UsageRow]:
-    """Return one row with the sums of each group of calls, ordered by the groups' keys. Return at
-    most `limit` rows.
+    """Sum up calls in groups. Return one row for each group, ordered by the groups' keys.
 
-    `wanted` are the SQL conditions for the calls. The SQL query returns a separate row for each
-    currency of a group. This function merges the rows of a group into one row, and `limit` counts
-    only these merged rows.
+    `wanted` are the SQL conditions for the calls, and `groups` says by what they are grouped.
+    `limit` is the maximum number of returned rows, or None for no limit.
     """
     keys = [_GROUP_COLUMNS[group] for group in groups]
     chosen = (
@@ -107,6 +105,7 @@ def _summed(
         .group_by(*keys, CALLS.c.currency)
         .order_by(*(key.nulls_first() for key in keys), CALLS.c.currency)
     )
+    # The query returns a row for each currency of a group. These rows are merged to one.
     together: dict[tuple[Any, ...], list[RowMapping]] = {}
     for row in connection.execute(chosen).mappings():
         key = tuple(row[f"key_{group}"] for group in groups)

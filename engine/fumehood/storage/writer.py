@@ -119,8 +119,10 @@ class Writer:
         return len(self._waiting) + len(self._posts)
 
     def submit(self, job: Job[T], *, durable: bool) -> Future[T]:
-        """Queue a job. The returned future resolves to the job's result after the commit. With
-        `durable`, the commit is flushed to disk first.
+        """Queue a job. The returned future gets the job's result after the commit. If `durable` is
+        True, it gets the result only after the commit has been flushed to disk.
+
+        If the writer is closing, the future fails with WriteFailed.
         """
         future: Future[T] = Future()
         future.set_running_or_notify_cancel()  # cancelling the wait must not cancel the job
@@ -179,9 +181,8 @@ class Writer:
         self._posts.clear()
 
     def _start(self) -> None:
-        """Start the thread if it is not running. The thread starts at the first change and not at
-        the engine's start, because many embedded engines never write.
-        """
+        """Start the thread if it is not running. If the writer is closing, do nothing."""
+        # Not already at the engine's start, because many embedded engines never write.
         if self._thread is None and not self._closing:
             self._thread = threading.Thread(target=self._run, name="state-writer", daemon=True)
             self._thread.start()
@@ -219,10 +220,8 @@ class Writer:
     def _posts_are_due(self) -> bool:
         """Return whether posted rows should be written now: enough rows wait, enough time has
         passed, or the writer is closing.
-
-        Posted rows are not written after every group of jobs, because that would delay the next
-        jobs.
         """
+        # Writing them after every group of jobs would delay the next jobs.
         is_time = time.monotonic() - self._wrote_posts_at >= GATHER_S
         return is_time or self._closing or len(self._posts) >= MAX_GROUP
 
@@ -260,10 +259,12 @@ class Writer:
             future.set_result(result)
 
     def _drop_pending(self) -> list[_Waiting[Any]]:
-        """Drop all pending jobs and rows, and return the jobs. The caller must still resolve their
-        futures. Used if the database is unreachable while the writer closes, because each attempt
-        to write would take seconds.
+        """Drop all pending jobs and rows. Count the rows in `lost`, and return the jobs. The caller
+        must still resolve their futures.
+
+        The writer calls this if the database is unreachable while the writer closes.
         """
+        # Each further attempt to write would take seconds.
         with self._lock:
             jobs = list(self._waiting)
             self._waiting.clear()
@@ -279,13 +280,17 @@ class Writer:
         *,
         is_alone: bool,
     ) -> None:
-        """Run one job in a savepoint, so that its failure affects no other job. If the job
-        succeeds, append its future and its result to `done`.
+        """Run one job. If the job succeeds, append its future and its result to `done`. If it
+        fails, no other job is affected.
 
-        If the job is alone in its transaction, it gets no savepoint, because a savepoint takes as
-        long as a small job.
+        `is_alone` says that the transaction contains no other job.
+
+        Raises:
+            _RolledBack: the database has rolled back the whole transaction.
+            _Refused: the job failed, and is alone in its transaction.
         """
         try:
+            # A savepoint takes as long as a small job, so a job that is alone gets none.
             with nullcontext() if is_alone else connection.begin_nested():
                 result = waiting.job(connection)
         except BaseException as error:
@@ -388,13 +393,13 @@ class Writer:
         return "the transaction was given up" if words.startswith("no such savepoint") else words
 
     def _note_failure(self, error: BaseException) -> None:
-        """Report a failure if it is the first since the last successful write. Later failures are
-        not reported, because failures may go on for days.
+        """Report a failure if it is the first since the last successful write. If another engine
+        has taken over the database (Fenced), report this once in any case.
         """
         if isinstance(error, Fenced) and not self.is_fenced:
             self.is_fenced = self._has_failed = True
             self._on_event("state.fenced", {"reason": self._reason(error)})
-        if not self._has_failed:
+        if not self._has_failed:  # failures may go on for days
             self._has_failed = True
             self._on_event("state.write_failed", {"reason": self._reason(error)})
 

@@ -71,10 +71,11 @@ class StreamedCall:
         )
 
     async def begun(self) -> Envelope | None:
-        """Wait until the call begins. Return None, or the answer if the call ended before it began.
+        """Wait until the call begins. Return None if it has begun. If it ended before it began,
+        return its answer.
 
-        If the call begins, the caller must close the reader that `reader` returns. If this method
-        is cancelled, the reader is closed automatically.
+        If None is returned, the caller must close the reader that `reader` returns. If this method
+        is cancelled, it closes the reader itself.
         """
         try:
             await self._settled.wait()

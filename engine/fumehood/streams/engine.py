@@ -25,8 +25,10 @@ class EngineWithStreams(Engine):
     """An engine that can also stream the events of a call."""
 
     def open_stream(self, tool: str, body: CallBody, principal: Principal | None) -> StreamedCall:
-        """Start a call that continues even if its caller goes away. The caller may read the call's
-        events from the returned object.
+        """Start a call of `tool` that continues even if its caller goes away. `body` contains the
+        arguments and the options.
+
+        Return an object from which the caller can read the call's events.
         """
         return self.part(Streams).open(tool, body, principal)
 

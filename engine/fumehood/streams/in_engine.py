@@ -56,10 +56,11 @@ class Streams(EnginePart):
         self._opening: asyncio.Task[None]
 
     def open(self, tool: str, body: CallBody, principal: Principal | None) -> StreamedCall:
-        """Start a call that continues even if its caller goes away. The caller may read the call's
-        events from the returned object.
+        """Start a call of `tool` that continues even if its caller goes away. `body` contains the
+        arguments and the options.
 
-        The principal must already be authenticated.
+        Return an object from which the caller can read the call's events. The caller must already
+        have authenticated the principal.
         """
         made, now = self._made, self.kernel.clock.now
         request = made.calls.request(tool, body, principal)

@@ -110,11 +110,14 @@ class Recording:
         size: int = 0,
         count: int = 0,
     ) -> None:
-        """Begin a recording in `store`, or continue a file of an earlier engine.
+        """Begin a recording in `store`, or continue the file of a recording that an earlier engine
+        began.
 
-        If the recording has to stop, `notice` gets the reason, and returns the data for the event
-        that tells readers about it. `size` is the size of the existing file in bytes, and `count`
-        is the number of events in it.
+        If the recording has to stop, `notice` is called with the reason. It returns the data of the
+        event that tells readers about it. If `notice` is None, there is no such event.
+
+        `size` is the size in bytes of the file to continue, and `count` the number of its events.
+        For a new recording, both are 0.
         """
         self.call = call
         self.start = len(call.line())
@@ -198,9 +201,11 @@ class Recording:
         return partial(self._publish, lines, self._written, tail, is_last)
 
     def _told(self, why: str) -> list[tuple[str, bytes]]:
-        """Return a list with the event that tells readers why the recording stopped. `why` is the
-        reason. Return an empty list if an earlier call has returned the event, or if this recording
-        has no `notice`.
+        """Return a list with the event that tells readers that the recording stopped. `why` is the
+        reason.
+
+        If an earlier call of this method has returned the event, or the recording has no `notice`,
+        return an empty list.
         """
         notice, self._notice = self._notice, None
         return [] if notice is None else [(NOTICE, _encoded(notice(why)))]
@@ -312,8 +317,8 @@ class RecordingReader:
                 return records
 
     def _skip(self, after: str) -> str | None:
-        """Make the reader begin after the event with the id `after`. Return None, or the reason if
-        there is no such event.
+        """Make the reader begin after the event with the id `after`, and return None. If there is
+        no such event, return the reason.
         """
         found, source = EVENT_ID.fullmatch(after), self._source
         if found is None:
@@ -491,9 +496,11 @@ class RecordingStore:
                 self.room.unlink(name)
 
     async def _list(self, patience_s: float | None) -> None:
-        """List the recordings of other engines in the remote place. Do nothing if they are already
-        listed. `patience_s` is the maximum wait for the remote place in seconds, or None for no
-        limit. Raises FilesAway.
+        """List the recordings of other engines in the remote place. If they are already listed, do
+        nothing.
+
+        `patience_s` is the maximum wait for the remote place in seconds, or None for no limit.
+        Raises FilesAway if the remote place cannot be used now.
         """
         if self._remote is None or self._is_listed:
             return
@@ -506,10 +513,13 @@ class RecordingStore:
         self._is_listed = True
 
     def _fetch(self, call_id: str, principal_id: str, place: Found) -> None:
-        """Download a recording from the remote place. If the recording is missing or damaged,
-        remove it from the list of remote recordings instead. Runs in a thread.
+        """Download a recording from the remote place, and register it. Runs in a thread.
 
-        `place` is the status of the recording's file in the remote place.
+        `place` is the status of the recording's file in the remote place. If the recording is
+        missing or damaged, it is removed from the list of remote recordings. If it cannot be
+        downloaded for another reason, it stays in this list.
+
+        Raises FilesAway if the remote place cannot be used now.
         """
         room = self.room
         if room.hold(ELSEWHERE, call_id) is None:
@@ -549,15 +559,17 @@ class RecordingStore:
         os.utime(self.room.directory / call_id, (place.changed_at, place.changed_at))
 
     def _take_over(self, name: str, ended_at: float, *, fetched: int | None = None) -> None:
-        """Register a file of an earlier engine as a recording of a call that ended at `ended_at`
-        (Unix seconds). Remove the file's last line if it is incomplete.
+        """Register a file of an earlier engine as a recording. If the file's last line is
+        incomplete, remove this line.
 
-        If the file was just downloaded, `fetched` is its size in bytes. The space for it is then
-        already reserved, under the owner name `ELSEWHERE`.
+        `name` is the name of the file, which is the id of its call. `ended_at` is the time at which
+        the call ended, in Unix seconds. If the file was just downloaded, `fetched` is its size in
+        bytes. The caller must then have reserved this space under the owner name `ELSEWHERE`.
 
         Raises:
             NoRoom: the room has no space for the file.
-            OSError, TypeError, ValueError: the file is not a recording.
+            OSError, TypeError, ValueError: the file is not a recording, or was downloaded and is
+                incomplete.
         """
         with self.room.open_file(name, os.O_RDWR) as file:
             with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
@@ -617,11 +629,10 @@ def _resync(reason: str, given: str) -> Record:
 
 
 def _encoded(data: JsonObject) -> bytes:
-    """Return an object as one line of UTF-8 JSON. Non-ASCII text is not escaped, because escapes
-    would double its size.
-    """
+    """Return an object as one line of UTF-8 JSON."""
     try:
         return to_json(data)  # five times as fast as the standard library
     except PydanticSerializationError:  # a lone surrogate from an embedding program
+        # Escapes would double the size of non-ASCII text.
         text = json.dumps(data, ensure_ascii=False, separators=(",", ":"))
         return text.encode("utf-8", "replace")

@@ -75,11 +75,11 @@ class Following:
         return events
 
     def read_answer(self, raw: bytes) -> Event | None:
-        """Read an envelope that arrived instead of a stream of events. Return the last event of the
-        call, which contains the envelope.
+        """Read an envelope that arrived instead of a stream of events.
 
-        If the request was to resume a stream, the envelope is an error. Return None if another
-        attempt to resume the stream may succeed.
+        If no event has arrived before, return the call's last event, which contains the envelope.
+        Otherwise, the request was to resume a stream, and the envelope is an error. If another
+        attempt to resume may succeed, return None.
 
         Raises:
             DaemonUnavailable: the answer is not an engine's, or the stream cannot be resumed.
@@ -96,9 +96,10 @@ class Following:
         raise self._gone(f"{error.code}: {error.message}")
 
     def may_send_again(self, error: httpx2.HTTPError, progress: Progress) -> bool:
-        """Return whether the request that failed with `error` should be sent again immediately.
-        `progress` says how far the failed attempt got. Only the first failed request of a call may
-        be sent again.
+        """Return whether the request that failed with `error` should be sent once more,
+        immediately. Only the first call of this method can return True.
+
+        `progress` says how far the failed attempt got.
         """
         is_first, self._has_failed = not self._has_failed, True
         return is_first and may_send_again(self.request, error, progress)

@@ -75,12 +75,14 @@ class TrialDecision(HeldAction):
 async def ask_about(
     decision: TrialDecision, call: CallContext, services: PipelineServices, run_call: RunCall
 ) -> EngineError | None:
-    """Ask a human to approve the effect of a trial, by means of a second call that needs this
-    approval. `run_call` runs this second call. If the human approves, the second call applies the
-    effect with `decision`.
+    """Ask a human to approve the effect of a trial. To this end, run a second call, which needs the
+    approval, and wait for its answer.
 
-    Return None as soon as `decision` has begun to apply the effect. Return an error with the reason
-    if `decision` will not apply the effect.
+    `run_call` runs the second call. If the human approves, the second call applies the effect with
+    `decision`.
+
+    Return None if `decision` has begun to apply the effect. Otherwise, return an error with the
+    reason why not.
     """
     parent = call.request
     chosen = parent.options.wait_for_approval

@@ -42,9 +42,11 @@ class Trials(EnginePart):
 
     @asynccontextmanager
     async def around(self, run: ToolRun, before: Sequence[Given]) -> AsyncIterator[Given | None]:
-        """Yield None if the call does not have the option `preview`. Otherwise, yield a `Given`
-        that makes the run a trial: a lease that keeps the effect, and a function that creates the
-        outcome after the run. `before`, the contributions of earlier parts, is ignored.
+        """Make the run a trial if its call has the option `preview`.
+
+        For a trial, yield a `Given` with a lease that keeps the effect, and a function that creates
+        the outcome after the run. Otherwise, yield None. `before`, the contributions of earlier
+        parts, is ignored.
         """
         if not PREVIEW.of(run.request.options):
             yield None
@@ -105,10 +107,11 @@ class Trials(EnginePart):
 
 
 def _as_trial(outcome: Outcome, files: HeldFiles | None, held_back: Sequence[HeldBack]) -> Outcome:
-    """Return the outcome of a trial with the effect that a human must decide about: the output, the
-    changes to files, the variables, and the actions that parts of the engine have held back.
+    """Return the outcome of a trial together with the effect that a human must decide about.
 
-    If `files` is None, the effect could not be held, so return an outcome with an error.
+    The effect consists of the changes to files and variables in `files`, the program's output, and
+    the actions in `held_back`. If `files` is None, the effect could not be held. In this case,
+    return an outcome with an error.
     """
     if files is None:
         if outcome.error is not None:

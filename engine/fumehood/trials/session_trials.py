@@ -71,10 +71,10 @@ class SessionTrials:
     async def run(
         self, program: str, arguments: JsonObject, limits: Limits, sinks: RunSinks
     ) -> tuple[RunEnding, HeldFiles | None]:
-        """Run a program, and remove its effect from the session. Return how the run ended, and the
-        effect.
+        """Run a program as a trial: afterwards, its effect is removed from the session. Return how
+        the run ended, and the effect.
 
-        The effect is None if the program failed, or if its effect cannot be held.
+        If the program failed, or its effect cannot be held, the second value is None.
 
         Raises:
             InvalidParams, SandboxUnavailable, RateLimited: the program did not run.
@@ -118,8 +118,9 @@ class SessionTrials:
     async def _require_copy(self) -> None:
         """Save the session's files if they may differ from the last saved copy.
 
-        Raises the same errors as `run`. In particular, raises InvalidParams if the workspace
-        contains links or special files, because a copy cannot contain these.
+        Raises:
+            InvalidParams: the workspace contains links, special files or unreadable directories.
+            SandboxUnavailable: the files could not be saved.
         """
         session = self._session
         assert session.copy is not None
@@ -129,7 +130,7 @@ class SessionTrials:
             if not_saved is not None:
                 raise try_later(f"The session's files could not be saved: {not_saved}.")
             others = self._copies.others(session.id, session.copy)
-        if others:
+        if others:  # the copy does not contain these
             raise InvalidParams(
                 "A trial cannot put back links, special files and what it cannot look into, and "
                 f"this session has some: {others[0]!a}.",
@@ -137,11 +138,11 @@ class SessionTrials:
             )
 
     async def _take_out(self, token: str, program: str) -> HeldFiles | None:
-        """Remove the effect of the trial `token` from the session, and return it. Return None if
-        the effect could not be applied later.
+        """Remove the effect of the trial `token` from the session, and return it. `program` is the
+        name of the program that has run.
 
-        If the removal fails, end the container. The files are then restored when the session is
-        used next.
+        Return None if the effect is lost, or if it is of a kind that cannot be applied later. If
+        the removal fails, end the container. The session's next use then restores its files.
         """
         session = self._session
         assert session.copy is not None
@@ -171,16 +172,16 @@ class SessionTrials:
         return held
 
     async def put_in(self, held: HeldFiles) -> str | None:
-        """Apply an effect to the session, and then delete the files that were stored only for this
-        effect. Call this method only once for each effect.
+        """Apply an effect to the session. Then delete the files that were stored only for this
+        effect. The caller must not call this method twice for the same effect.
 
-        Return None if the session's files were saved afterwards. Otherwise return a clause that
-        says why not.
+        Return None if the session's files were saved afterwards. Otherwise, return the reason why
+        not.
 
         Raises:
             ApprovalExpired: files or variables that the effect changes have changed since the
                 trial, so nothing was applied.
-            SandboxUnavailable: the effect may have been applied only in part.
+            SandboxUnavailable: the effect was not applied, or perhaps only in part.
         """
         session = self._session
         self._decided()

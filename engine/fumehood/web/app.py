@@ -209,10 +209,11 @@ class Console:
         *,
         callers: Path = Path(),
     ) -> None:
-        """Create the console. `connect` creates a client of the control socket for a credential.
-        `port` is the local port that browsers use, and `pages` are the console's pages.
+        """Create the console.
 
-        `caller` is a client of the socket for calls, whose path is `callers`.
+        `connect` creates a client of the control socket for a credential. `callers` is the path of
+        the socket for calls, and `caller` is a client of this socket. `port` is the local port that
+        browsers use, and `pages` are the console's pages.
         """
         self.port = port
         self.callers = callers

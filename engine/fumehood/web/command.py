@@ -66,12 +66,14 @@ def web(
 
 
 def _open(link: str, directory: Path) -> None:
-    """Open the login link in a browser. The link is written to a file in `directory` that only this
-    user can read, and the browser opens the file. So the secret link is not an argument of the
-    browser's process, which every user could see.
+    """Open the login link in a browser. If this is not possible, print a message.
+
+    The link is written to a file in `directory`, and the browser opens this file. Only this user
+    must have access to the directory.
     """
     import webbrowser
 
+    # The link is secret, and every user can see the arguments of the browser's process.
     page = directory / "open.html"
     page.write_text(f'<meta http-equiv="refresh" content="0; url={link}">', encoding="utf-8")
     if not webbrowser.open(page.as_uri()):
@@ -112,12 +114,14 @@ def beside(
 def console_of(
     port: int, sockets: Sockets, is_stopping: threading.Event
 ) -> Iterator[Callable[[], None]]:
-    """Yield a function that starts a console in a child process. The console ends when the context
-    is left. `sockets` are the paths of the daemon's sockets.
+    """Yield a function that starts a console in a child process. When the block is left, the
+    console ends.
 
-    The console starts without logins, so each user must enter a credential. If the console's
-    process ends while the daemon is running, the console is started again. It is not started again
-    if `is_stopping` is set, because Ctrl-C and service managers end both processes.
+    `port` is the local port that browsers use. `sockets` are the paths of the daemon's sockets. The
+    console starts without logins, so each user must enter a credential.
+
+    If the console's process ends, it is started again, unless `is_stopping` is set. Leaving the
+    block sets `is_stopping`.
     """
     children: list[subprocess.Popen[bytes]] = []
     with listening(port, "--web-port") as listener:
@@ -134,6 +138,7 @@ def console_of(
                 )  # fmt: skip
                 children[:] = [child]
                 status = child.wait()
+                # It is set if Ctrl-C or a service manager ends both processes.
                 if is_stopping.wait(RESTART_S):
                     return
                 words = f"The console ended ({status}); it is started again."

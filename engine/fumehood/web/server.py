@@ -125,9 +125,7 @@ def _is_idle(one: Any) -> bool:
 
 
 class _Server(uvicorn.Server):
-    """uvicorn's server. When it stops, it first ends the event streams of the console, because
-    running requests must end and an event stream never ends by itself.
-    """
+    """uvicorn's server. When it stops, it first ends the event streams of the console."""
 
     def __init__(
         self, config: uvicorn.Config, console: Console, on_ready: Callable[[Console], None]
@@ -138,12 +136,10 @@ class _Server(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Handle signals during the block as uvicorn does, but do not raise them again after the
-        server has stopped, so that the process exits with 0.
-        """
+        """Handle signals during the block as uvicorn does, but do not raise them again after it."""
         with super().capture_signals():
             yield
-            self._captured_signals.clear()
+            self._captured_signals.clear()  # so that the process exits with 0
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Begin to listen, and then call `on_ready`."""
@@ -153,7 +149,7 @@ class _Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """End the event streams, stop listening, and let running requests end."""
-        self._console.live.stop()
+        self._console.live.stop()  # an event stream never ends by itself
         await super().shutdown(sockets)
 
 

@@ -84,9 +84,7 @@ class Shown:
 
 @cache
 def make_environment() -> Environment:
-    """Return the Jinja environment of all templates. The environment is created only once, because
-    compiling the templates takes a while.
-    """
+    """Return the Jinja environment of all templates. It is created at the first call only."""
     environment = Environment(
         loader=FileSystemLoader(HERE / "templates"),
         autoescape=True,
@@ -207,11 +205,9 @@ def _arguments_in_brief(value: Any, length: int) -> str:
 
 
 def _json(value: Any, length: int, indent: int | None = None) -> str:
-    """Return the first `length` characters of a value as JSON.
-
-    Only this beginning is encoded, because the whole value may have megabytes.
-    """
+    """Return the first `length` characters of a value as JSON. Only this beginning is encoded."""
     encoder = json.JSONEncoder(ensure_ascii=False, indent=indent)
+    # The whole value may have megabytes.
     pieces = islice(encoder.iterencode(value), length)
     return "".join(pieces)[:length]
 

@@ -218,11 +218,11 @@ class View:
         return response
 
     def part(self, template: str, mark: str, **values: Any) -> Response:
-        """Render a part of a page that refreshes itself. Return an empty response if the part has
-        not changed.
+        """Render `template`, a part of a page. The page requests this part repeatedly. If the page
+        already shows the current content, return an empty response.
 
-        `mark` is a hash of the part's content (`mark_of`). The page sends the mark of the part that
-        it shows. If this is equal to `mark`, the part has not changed.
+        `mark` is a hash of the current content (`mark_of`), which is compared with the mark in the
+        request. `values` are further values for the template.
         """
         if self.query.get("mark") == mark:
             return Response(status_code=204)

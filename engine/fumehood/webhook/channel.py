@@ -74,13 +74,13 @@ or httpx2.HTTPError."""
 
 
 class WebhookChannel:
-    """Sends messages about approvals and alerts to one address, and also the anchors of the audit
-    chain (copies of rows' authentication codes, which show later whether rows were removed).
+    """Sends messages to one address: about approvals, about alerts, and with anchors of the audit
+    chain. An anchor is a copy of a row's authentication code. It shows later whether rows were
+    removed.
 
     The receiver may answer with callbacks, which are signed requests that decide approvals. If the
-    settings allow this, `callbacks` checks the signatures, and `decides_as` is the name of the
-    principal that makes the decisions and counts as an approver. Otherwise, both attributes are
-    None.
+    settings allow this, `callbacks` checks the signatures. `decides_as` is then the name of the
+    principal that decides, which counts as an approver. Otherwise, both attributes are None.
 
     Raises:
         ConfigError: the secret cannot be used.
@@ -116,8 +116,10 @@ class WebhookChannel:
 
     @asynccontextmanager
     async def running(self, show: Show, *, send: Send | None = None) -> AsyncIterator[None]:
-        """Send pending messages in rounds until the block is left. `show` returns the approval that
-        a message is about. `send` sends one message. By default, messages are sent by HTTP.
+        """Send pending messages in rounds until the block is left.
+
+        `show` returns the approval that a message is about. `send` sends one message. If it is
+        None, messages are sent by HTTP.
         """
         self.show = show
         async with anyio.create_task_group() as group:
@@ -159,10 +161,10 @@ class WebhookChannel:
         return is_clean
 
     async def send_owed(self, send: Send) -> bool:
-        """Send each pending message once. Return True if none of them must be sent again.
+        """Send each pending message once, in small groups. If all messages of a group fail, do not
+        send the remaining messages.
 
-        Messages are sent in small groups. If all messages of a group fail, the remaining messages
-        are not sent.
+        `send` sends one message. Return True if no message must be sent again.
         """
         is_clean, after = True, 0
         while True:
@@ -244,12 +246,12 @@ class WebhookChannel:
         return longest * random.uniform(0.5, 1.0)  # noqa: S311 - spreads out engines
 
     def _note_round(self, is_clean: bool) -> None:
-        """Record whether a round succeeded, and log when an outage of the receiver begins and ends.
-        Failed rounds in between are not logged, because an outage may last for days.
+        """Record whether a round succeeded. Log when an outage of the receiver begins and when it
+        ends.
         """
         if not is_clean:
             self._failed_rounds += 1
-            if self._failed_rounds == 1:
+            if self._failed_rounds == 1:  # only once, because an outage may last for days
                 self._log.warning("webhook.failing")
         elif self._failed_rounds:
             self._log.info("webhook.recovered", failed_rounds=self._failed_rounds)
@@ -398,13 +400,13 @@ def owe(
 
 
 def owe_anchor(connection: Connection, document: JsonObject, at: datetime) -> None:
-    """Store a message about an anchor of the audit chain (a copy of a row's authentication code),
-    and delete earlier undelivered messages about anchors.
+    """Store a message about an anchor of the audit chain (a copy of a row's authentication code).
+    Delete earlier undelivered messages about anchors.
 
-    The earlier messages are deleted after the new message is stored. Otherwise, the new message
-    could get the number of a deleted message that is still being sent. The end of that delivery
-    would then mark the new message as delivered.
+    `document` is the content of the message.
     """
+    # The new message is stored before the others are deleted. Otherwise, it could get the number of
+    # a deleted message that is being sent, and the end of that delivery would mark it as delivered.
     seq = owe(connection, ANCHOR, at, document=document)
     earlier = _IS_OWED & (DELIVERIES.c.event == ANCHOR) & (DELIVERIES.c.seq < seq)
     connection.execute(delete(DELIVERIES).where(earlier))

@@ -132,10 +132,11 @@ _show_files = as_table(
 def _save_file(
     client: Client, session_id: str, path: str, target: str | None, *, force: bool
 ) -> None:
-    """Save the session's file `path` as the local file `target`, or under its own name if `target`
-    is a directory. If `target` is None, save it in the current directory.
+    """Save the session's file `path` as the local file `target`. If saving fails, end the command
+    with a message.
 
-    `force` allows an existing file to be replaced.
+    If `target` is a directory, the file keeps its own name. If `target` is None, this directory is
+    the current one. If `force` is True, an existing file is replaced.
     """
     directory, name = _place(path, target)
     try:
@@ -175,9 +176,11 @@ def _show_file(client: Client, session_id: str, path: str) -> None:
 
 
 def _place(path: str, target: str | None) -> tuple[Path, str]:
-    """Return the local directory and the file name under which the session's file `path` is saved.
-    By default, the directory is the current directory. The file keeps its own name if `target` is a
-    directory or None.
+    """Return the local directory and the file name under which to save the session's file `path`.
+
+    If `target` is None, these are the current directory and the file's own name. If `target` is a
+    directory or ends with a slash, they are this directory and the file's own name. Otherwise,
+    `target` is the path of the local file.
     """
     own_name = path.rpartition("/")[2]
     if target is None:

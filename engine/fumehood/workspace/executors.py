@@ -146,9 +146,9 @@ async def run_workspace(
     """Perform the action of `tool` in the workspace of the call's session. `cursors` makes and
     reads the cursors of listings with several pages.
 
-    If a human has approved a preview of the call, `expected` is the `base` of this preview's
-    `effects.Effect`: a hash of everything that the action reads or changes. The guest then acts
-    only if the hash is still the same. The guest compares and acts in a single request.
+    `expected` is None, or the `base` of an `effects.Effect` that a human has approved as a preview.
+    The `base` is a hash of everything that the action reads or changes. In a single request, the
+    guest compares the hash, and acts only if it is still the same.
 
     Raises:
         WorkspaceChanged: the hash differs from `expected`. Nothing was changed.

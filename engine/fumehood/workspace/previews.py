@@ -90,9 +90,10 @@ class _Place:
         return Survey(claim, dict(zip(paths, claim.faults, strict=True)))
 
     async def read(self, path: str, seen: Seen) -> bytes:
-        """Return the content of the file `path`, which has at most `MAX_READ_BYTES`. `seen` is the
-        state of the file that the guest has reported. Raises EngineError if the content has another
-        size or hash.
+        """Return the content of the file `path`. The file must not be longer than `MAX_READ_BYTES`.
+
+        `seen` is the state of the file that the guest has reported. Raises EngineError if the
+        content has another size or hash than `seen`.
         """
         size = seen.size or 0
         request = {"do": "read", "path": path, "offset": 0, "length": MAX_READ_BYTES}

@@ -99,15 +99,14 @@ def _any_files(request: Request, _: Principal) -> SessionFiles:
 
 
 def file_path(request: Request, _: Principal) -> str:
-    """Return the path of the file, decoded from the raw bytes of the request's address and checked.
-
-    The server's own decoding is not used: it is lenient, so one file could have two names. A slash
-    may be escaped, because generated clients escape it.
+    """Return the path of the file from the request's address. The path is decoded and checked.
 
     Raises:
         InvalidParams: the path is invalid.
     """
     prefix = f"/v1/sessions/{request.path_params['session_id']}/files/".encode()
+    # Not the path that the server has decoded: its decoding is lenient, so one file could have two
+    # names. A slash may be escaped, because generated clients escape it.
     raw: bytes = request.scope["raw_path"]
     if not raw.startswith(prefix):
         raise InvalidParams("Write the address without escapes before the path.", fields=["path"])

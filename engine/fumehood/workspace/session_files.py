@@ -303,8 +303,8 @@ class SessionFiles:
 
 
 class Download:
-    """A download of one file. `size` is the size of the whole file in bytes. The download fails if
-    a later piece reports another size.
+    """A download of one file. `size` is the size of the whole file in bytes. If the file changes
+    during the download, `pieces` raises FileChanged.
     """
 
     def __init__(self, files: SessionFiles, path: str) -> None:

@@ -51,7 +51,9 @@ WATCH_S = 0.5
 """Seconds between checks that the waiting processes are stopped."""
 
 AWAKE_NS = 5_000_000
-"""CPU time in nanoseconds that a waiting process may use before it counts as awake."""
+"""Maximum CPU time in nanoseconds that a stopped process of the chain may use. If it uses more, it
+counts as running.
+"""
 
 END_CPU_S = 1.0
 """Maximum CPU time in seconds that the supervisor uses for killing a program's descendants before
@@ -60,13 +62,14 @@ the program's process copies itself.
 
 
 class Chain:
-    """The chain of one session: the processes that hold the session's variables. The chain may be
-    empty.
+    """The processes that hold the variables of one session between calls. The chain may be empty.
 
-    Between calls, the chain consists of two stopped processes: the first process, which runs the
-    next call, and a copy of it. The supervisor sends orders to the first process through one
-    socket, and wakes the copy through another. The processes inherit their ends of these sockets,
-    `orders_end` and `wake_end`.
+    Otherwise, it consists of two stopped processes between calls. The first process runs the next
+    call. The second is a copy of the first, and takes its place if the first is killed.
+
+    The processes inherit the sockets `orders_end` and `wake_end`. Through the first socket, the
+    supervisor sends orders to the first process. Through the second, it sends the message WAKE to
+    the copy, which then becomes the first process.
     """
 
     def __init__(
@@ -75,14 +78,14 @@ class Chain:
         kill: Callable[[Collection[int]], int],
         frozen: Callable[[Collection[int]], AbstractContextManager[Callable[[], None]]],
     ) -> None:
-        """Create an empty chain.
+        """Create an empty chain. The arguments are functions of the supervisor.
 
-        `reap` reaps all dead children. `kill` kills all processes of programs except those with the
-        given ids, and returns the number of processes that it has killed. `frozen` returns a
-        context manager for a block in which registered processes (which run beside calls) can be
-        stopped. Its argument is the ids of processes to spare. The context manager yields a
-        function that stops all registered processes. When the block ends, these processes are
-        resumed.
+        - `reap` reaps all dead children.
+        - `kill` kills all processes of programs, except those whose ids it gets. It returns the
+          number of processes that it has killed.
+        - `frozen` gets the ids of processes to spare, and returns a context manager. This yields a
+          function that stops all other registered processes, which run beside calls. When the block
+          ends, they are resumed.
         """
         self._reap = reap
         self._kill = kill
@@ -126,9 +129,11 @@ class Chain:
         return {pid for pid in (self.first, self._behind) if pid is not None}
 
     def begin(self, *descriptors: int) -> int | None:
-        """Pass the descriptors of a call to the chain's first process, which holds the session's
-        variables, and let the process run. Return the process's id, or None if the chain has no
-        process.
+        """Start a call in the chain's first process: pass it the call's `descriptors`, and resume
+        it.
+
+        Return the id of this process. Return None if the chain is empty, or if it cannot be used
+        and is now empty.
         """
         self._used_ns.clear()
         if self.first is None:  # the new chain must not read what the killed one left unread
@@ -143,12 +148,15 @@ class Chain:
         return self.first
 
     def settle(self, stayed: int | None) -> str:
-        """Update the chain after a call: stop the processes that will hold the session's variables
-        until the next call, and kill all other processes of programs.
+        """Update the chain after a call. The processes that will hold the session's variables are
+        stopped. All other processes of programs are killed.
 
         `stayed` is the id of the call's process if this process reported that it has finished and
-        stays alive, otherwise None. Return `kept` if the call's variables are kept, `rolled_back`
-        if the variables from before the call are restored, or `reset` if all variables are lost.
+        stays alive, otherwise None. Return one of these words:
+
+        * `kept`: the call's variables are kept.
+        * `rolled_back`: the variables from before the call are restored.
+        * `reset`: all variables are lost.
         """
         before = self._behind
         if stayed is not None:
@@ -164,12 +172,15 @@ class Chain:
         return "rolled_back" if before is None and stayed is None else "reset"
 
     def put_aside(self, stayed: int | None, token: str) -> str:
-        """Update the chain after a trial: keep the trial's process for `adopt`, under the name
-        `token`, and restore the variables from before the trial.
+        """Update the chain after a trial. The trial's process is kept under the name `token`, so
+        that `adopt` can use it. The variables from before the trial are restored.
 
         `stayed` is the id of the trial's process if this process reported that it has finished and
-        stays alive, otherwise None. Return `kept` if the trial's process is kept, `rolled_back` if
-        it is not, or `reset` if the variables from before the trial are lost.
+        stays alive, otherwise None. Return one of these words:
+
+        * `kept`: the trial's process is kept.
+        * `rolled_back`: the trial's process is not kept.
+        * `reset`: the variables from before the trial are lost.
         """
         before, self.first, self._behind = self._behind, None, None
         is_kept = stayed is not None and processes.threads_of(stayed) == 1
@@ -186,8 +197,8 @@ class Chain:
         return "kept" if is_kept else "rolled_back"
 
     def adopt(self, token: str) -> bool:
-        """Replace the session's variables by those of the trial `token`, and return True. Return
-        False if the trial's variables are lost.
+        """Replace the session's variables by those of the trial `token`. Return whether this
+        succeeded: False means that the trial's variables are lost.
         """
         aside = self._aside.pop(token, None)
         if aside is None or not processes.is_alive(aside):
@@ -212,9 +223,10 @@ class Chain:
                     os.kill(pid, signal.SIGKILL)
 
     def look(self) -> bool:
-        """Check the processes that hold the session's variables, and stop them again. Call this
-        method after a call that did not use the variables. Return False if the variables were lost,
-        otherwise True.
+        """Check that the session's variables still exist, and stop the processes that hold them.
+        The caller must use this method after a call that did not use the variables.
+
+        Return False if the variables were lost, otherwise True.
         """
         if self.tell_end():
             return False
@@ -227,15 +239,18 @@ class Chain:
         return False
 
     def are_asleep(self) -> bool:
-        """Return whether all processes of the chain are asleep, and send each of them another stop
-        signal. A process is asleep if it is stopped, and has used almost no CPU time (`AWAKE_NS`)
-        since it was first seen stopped.
+        """Return False if a process of the chain runs although it should be stopped. Also send each
+        process another stop signal.
 
-        A process that is not stopped counts as awake only if it was not stopped at the previous
-        check either, and has used CPU time since then. On a busy host, a process may need some time
-        to stop. But a program can also make its stopped process wake up: by a timer whose signal is
-        SIGCONT, or by a child or parent at whose end the kernel sends SIGCONT.
+        A process counts as running in each of these cases:
+
+        * It is stopped, but has used more than `AWAKE_NS` of CPU time since it was first seen
+          stopped.
+        * It was found not stopped at two successive checks, and has used CPU time between them.
         """
+        # On a busy host, a process may need some time to stop. But a program can also make its
+        # stopped process run: by a timer whose signal is SIGCONT, or by a child or parent at whose
+        # end the kernel sends SIGCONT.
         was_awake, self._seen_awake = self._seen_awake, {}
         are_asleep = True
         for pid in self.pids:
@@ -250,8 +265,8 @@ class Chain:
         return are_asleep
 
     def end(self) -> None:
-        """Kill the stopped processes that hold the session's variables, so that all variables are
-        lost. At the next call, `tell_end` reports this.
+        """Kill all processes of the chain, so that the session's variables are lost. The next call
+        of `tell_end` returns True.
         """
         ended, self.first, self._behind = self.pids, None, None
         self._aside.clear()
@@ -267,26 +282,26 @@ class Chain:
         return are_ended
 
     def stop(self) -> None:
-        """Stop the processes that hold the session's variables. Only call this method when every
-        process that could wake them is gone.
+        """Stop the processes that hold the session's variables. The caller must ensure that every
+        process that could resume them is gone.
 
-        If one of these processes has a terminal, kill all of them instead. The kernel wakes such a
-        process when its terminal is closed, which may happen at any time.
+        If one of these processes has a terminal, kill all of them instead.
         """
         self._used_ns.clear()
         self._seen_awake.clear()
         self._stop()
+        # The kernel resumes such a process when its terminal is closed, which may be at any time.
         if any(map(processes.has_terminal, self.pids)):
             self.end()
             self._end_the_others()
 
     def _goes_on(self, spared: int | None) -> bool:
-        """Determine the first process, which will run the next call, and return whether the first
-        process and a copy of it are ready. The first process is the process that ran the last call
-        or, if that process has several threads, its copy.
+        """Prepare the chain for the next call. Return whether it then has a living first process
+        and a copy of it.
 
-        All other processes of programs are killed, except the process `spared`, which the caller
-        still needs.
+        If the process in `first` has several threads, its copy becomes the first process, and is
+        copied. All other processes of programs are killed, except the process `spared`, which the
+        caller still needs.
         """
         self._stop()
         self._end_the_others(spared)
@@ -304,9 +319,10 @@ class Chain:
         return self._is_woken(self.first, spared)
 
     def _is_woken(self, pid: int, spared: int | None = None) -> bool:
-        """Wake the copy `pid`, which then becomes the first process and copies itself. Return
-        whether the new copy was made. All other processes of programs are killed, except the
-        process `spared`.
+        """Make the copy `pid` the first process, and let it copy itself. Return whether the new
+        copy was made.
+
+        All other processes of programs are killed, except the process `spared`.
         """
         self.first, self._behind = pid, None
         self._end_the_others(spared)
@@ -318,8 +334,8 @@ class Chain:
         return self._behind is not None
 
     def _copy_of(self, pid: int) -> int | None:
-        """Make the first process `pid` copy itself again, after an earlier attempt failed for lack
-        of memory or processes. Return the id of the copy, or None if this attempt also fails.
+        """Order the first process `pid` to copy itself, because it has no copy. Return the copy's
+        id, or None if this fails.
         """
         try:
             self._order(COPY, ())
@@ -328,9 +344,10 @@ class Chain:
         return self._await_copy(pid)
 
     def _await_copy(self, pid: int) -> int | None:
-        """Resume the process `pid` until it reports that it has copied itself. Then stop the
-        process and its copy. Return the id of the copy, or None if the process failed or took too
-        long.
+        """Resume the process `pid`, and wait until it reports that it has copied itself. Then stop
+        the process and its copy.
+
+        Return the copy's id, or None if the process failed or took too long.
         """
         self._received(pid)  # discards earlier messages
         found, is_done = None, False
@@ -353,11 +370,12 @@ class Chain:
         return self._behind
 
     def _received(self, pid: int) -> tuple[int | None, bool]:
-        """Read all messages from the chain's processes. The kernel identifies the senders.
+        """Read all messages from the chain's processes. Return two values:
 
-        Return two values. The first is the id of the new copy: the last process other than `pid`
-        that sent READY. It is None if there is no such process or it is dead. The second value is
-        whether the process `pid` sent DONE, which means that its attempt to copy itself is over.
+        * The id of the new copy. This is the process other than `pid` that was the last to send
+          READY. The id is None if there is no such process, or if it is dead.
+        * Whether the process `pid` has sent DONE, which means that its attempt to copy itself is
+          over.
         """
         found, is_done = None, False
         for _ in range(MAX_MESSAGES):
@@ -375,7 +393,7 @@ class Chain:
         return found if is_there and processes.is_stranger(found or 0) else None, is_done
 
     def _order(self, order: bytes, descriptors: tuple[int, ...]) -> None:
-        """Send an order to the first process, together with the descriptors of a call if there are
+        """Send `order` to the first process, together with the descriptors of a call if there are
         any. Raises OSError if this fails.
         """
         self._take_back()
@@ -386,8 +404,8 @@ class Chain:
             self._orders.send(order)
 
     def _take_back(self) -> None:
-        """Remove an order that a killed first process has not read, so that the process that takes
-        its place does not read the order.
+        """Discard orders that no process has read. Otherwise, a process that takes the place of a
+        killed first process would read them.
         """
         with contextlib.suppress(BlockingIOError):
             while True:
@@ -400,8 +418,8 @@ class Chain:
                     os.close(descriptor)
 
     def _take_back_wake(self) -> None:
-        """Remove a wake-up that a killed copy has not read, so that the copy that is made next does
-        not read the wake-up.
+        """Discard WAKE messages that no copy has read. Otherwise, the next copy would read one, and
+        act as the first process too early.
         """
         with contextlib.suppress(OSError):  # there is none, or a program has shut the socket down
             while self.wake_end.recv(64, socket.MSG_DONTWAIT):
@@ -413,8 +431,10 @@ class Chain:
                 os.kill(pid, signal.SIGSTOP)
 
     def _end_the_others(self, spared: int | None = None) -> None:
-        """For a limited time, kill all processes of programs except those of the chain and the
-        process `spared`. The cleaning after the run kills those that are left.
+        """Kill all processes of programs, except those of the chain and the process `spared`.
+
+        If this takes too long, give up. The cleaning after the run then kills the processes that
+        are left.
         """
         patience = processes.Patience(END_CPU_S)
         kept = self.pids | ({spared} if spared is not None else set())
@@ -423,9 +443,11 @@ class Chain:
 
 
 class _Effort:
-    """Decides whether the supervisor continues to wait until the process `pid` has copied itself.
-    There are limits for the time that the process and its descendants may take, and for the CPU
-    time that the supervisor may use for waiting.
+    """Decides whether the supervisor should continue to wait until the process `pid` has copied
+    itself.
+
+    The wait ends if the process and its descendants use too much CPU time, or sleep for too long.
+    It also ends if the supervisor uses too much CPU time.
     """
 
     def __init__(self, pid: int) -> None:
@@ -437,8 +459,10 @@ class _Effort:
         self._used_ns = 0
 
     def look(self) -> None:
-        """Measure the CPU time of the processes, and check whether they are asleep. Must be called
-        each time that no message has arrived for `LOOK_S` seconds.
+        """Measure the CPU time of the process and its descendants, and check whether they are
+        asleep.
+
+        The caller must use this method each time that no message has arrived for `LOOK_S` seconds.
         """
         them = {self._pid, *trees.below(self._pid)}
         used_ns = sum(kernel.process_cpu_ns(pid) or 0 for pid in them)

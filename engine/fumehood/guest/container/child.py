@@ -132,7 +132,9 @@ def limits_of(config: dict[str, Any]) -> list[tuple[int, int]]:
 
 
 def preload(config: dict[str, Any], *, thin: bool) -> Callable[[], None]:
-    """Load modules for programs. If `thin` is False, also load the modules that the image preloads.
+    """Prepare this zygote: load modules for programs, and apply the limits and the system-call
+    filter. If `thin` is False, also load the modules that the image preloads.
+
     Return the function that must run in each forked child.
     """
     image = read_image()
@@ -185,11 +187,12 @@ def preload(config: dict[str, Any], *, thin: bool) -> Callable[[], None]:
 
 
 def refuse_writable_places() -> None:
-    """Check that this process, which runs as root, imports nothing that a program can write.
+    """Check that this process, which runs as root, imports nothing from a directory that programs
+    can write.
 
     Raises:
-        ImportError: a directory that programs can write is in the import path, was searched, or
-            contains a loaded module.
+        ImportError: such a directory is in the import path, was searched for modules, or contains a
+            loaded module.
     """
     loaded = (getattr(module, "__file__", None) for module in list(sys.modules.values()))
     places = {os.path.dirname(path) for path in loaded if path}
@@ -208,16 +211,19 @@ def _forget_the_guest() -> None:
 
 def _take_places() -> None:
     """Connect standard output and standard error to this child's own pipes, `OUT_FD` and `ERR_FD`.
-    Until now, both are the null device. Then close all descriptors from `OUT_FD` on.
+    Then close all descriptors from `OUT_FD` on.
     """
-    os.dup2(OUT_FD, 1)
+    os.dup2(OUT_FD, 1)  # until now the null device, as is 2
     os.dup2(ERR_FD, 2)
     os.closerange(OUT_FD, 1024)
 
 
 def _open_streams() -> None:
-    """Create the standard stream objects in the zygote, and run the warm-up program on null
-    devices. Each child later connects its own pipes to these stream objects.
+    """Create the zygote's standard stream objects, and run the warm-up program with them. Its
+    output is dropped.
+
+    Children inherit these objects, and later connect the objects' descriptors to pipes of their
+    own.
     """
     kept = fcntl.fcntl(2, fcntl.F_DUPFD, 64)
     null = os.open("/dev/null", os.O_RDWR)  # often gets the number 0 itself
@@ -238,8 +244,8 @@ def _open_streams() -> None:
 
 
 def _get_ready() -> None:
-    """Do everything in this child that does not depend on its request, before the request arrives.
-    At this time the child still runs as root, and programs cannot access it.
+    """Do everything in this child that does not depend on its request. The child still runs as
+    root, so programs cannot access it.
     """
     os.dup2(0, 2)  # the null device, as 0 and 1: output of the guest itself is dropped
     os.setsid()
@@ -268,8 +274,7 @@ def _serve(programs: dict[str, Program], memory_bytes: int, late_paths: tuple[st
     """Run the program that the request names, send its claim, and exit with its exit code.
 
     `programs` maps the names of all programs to their functions. `memory_bytes` is the container's
-    memory limit, which a session's programs use to bound the size of saved figures. `late_paths`
-    are import paths that only Python programs get.
+    memory limit. `late_paths` are import paths that only Python programs get.
     """
     own_pid, reply = os.getpid(), os.fstat(REPLY_FD)
     exit_code = REQUEST_FAILED
@@ -304,12 +309,12 @@ def _serve(programs: dict[str, Program], memory_bytes: int, late_paths: tuple[st
 
 
 def _serve_session(request: dict[str, Any], memory_bytes: int) -> None:
-    """Run the calls of a session one after the other with the same variables, in this process or in
-    a copy of it (see `link`). `request` is the request of the first call. This function never
+    """Run the calls of a session one after the other, with the same variables. This function never
     returns.
 
-    If it raises an exception, `_serve` reports the exception to the host and ends the process, and
-    no further call runs with these variables.
+    `request` is the request of the first call. Later calls run in this process, or in a copy that
+    has taken its place (see `link`). If an exception is raised, no further call runs with these
+    variables. `_serve` then reports the exception to the host and ends the process.
     """
     program = python.Program(memory_bytes, _report)
     while True:
@@ -372,9 +377,11 @@ the wall.
 
 
 def run_probe(arguments: dict[str, Any]) -> tuple[int, dict[str, Any]]:
-    """Try every attack on the sandbox, and send the host a report that says which attacks were
-    refused. Then loop until this process is killed. Contrary to the signature, which all programs
-    share, `arguments` are ignored and nothing is returned.
+    """Try every attack on the sandbox, and tell the host which attacks were refused. Then loop
+    until this process is killed.
+
+    `arguments` are ignored, and nothing is returned. The signature is the one that all programs
+    have.
     """
     held = {name: _is_refused(attack) for name, attack in ATTACKS.items()}
     limits = {name: resource.getrlimit(which)[1] for name, which in PROBED_LIMITS.items()}

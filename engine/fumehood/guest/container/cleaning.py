@@ -48,9 +48,11 @@ LEFT_OUT_BYTES = 8
 
 @dataclass(frozen=True, slots=True)
 class Housekeeper:
-    """What a housekeeper achieved. A housekeeper is a short-lived process that sends a program's
-    files to the host and then removes them. `left_out` is the minimum number of files that it did
-    not send. `fault` is the reason why it failed, or None if it succeeded.
+    """The result of a housekeeper, which is a short-lived process that sends a program's files to
+    the host and removes them.
+
+    `left_out` is the number of files that it did not send; there may be more. `fault` is the reason
+    why the housekeeper failed, or None if it succeeded.
     """
 
     left_out: int = 0
@@ -91,12 +93,12 @@ class Cleaner:
         self._reaped.add(pid)
 
     def is_alone(self) -> bool:
-        """Return whether the kernel counts exactly the processes that should exist now. These are
-        the guest's processes, a session's waiting processes, and registered processes. Return False
-        if the kernel does not count processes.
+        """Return whether exactly those processes exist that should, according to the kernel's
+        count. Return False if the kernel does not count processes.
 
-        In a session, one more process may exist: a relay, which another engine has started to
-        become the session's next host (see `takeover`).
+        The guest's processes, a session's waiting processes and registered processes should exist.
+        In a session, a relay may also exist, which another engine has started to become the
+        session's next host (see `takeover`).
         """
         if not self._is_counted:
             return False
@@ -116,24 +118,26 @@ class Cleaner:
         return False
 
     def _count(self, *, looks: bool) -> tuple[bool, bool]:
-        """Count the processes. If `looks` is True, also search for other processes that may exist
-        (see `_fits`).
+        """Compare the kernel's count of processes with the expected number. `looks` has the same
+        meaning as in `_fits`.
 
-        Return two values: whether the kernel's count is as expected, and whether it is certain that
-        the number of threads of registered processes has not changed since the last count.
+        Return two values: whether the count is as expected, and whether it is certain that
+        registered processes have as many threads as at the last count.
         """
         counted = self._counters.read("processes")
         threads, is_certain = self._trees.count()
         return self._fits(counted, threads, looks=looks), is_certain
 
     def _fits(self, counted: int | None, registered: int, *, looks: bool = True) -> bool:
-        """Return whether `counted`, the kernel's count of processes and threads, is the expected
-        number. Return False if `counted` is None.
+        """Return whether `counted`, the kernel's count of processes and threads, is as expected.
+        Return False if `counted` is None, or if a zygote is still forking children.
 
-        The expected number includes the guest's processes, a session's waiting processes, and
-        `registered`, which is the number of threads of registered processes. If `looks` is True,
-        and the count does not fit, search for other processes that may exist, and include them too:
-        relays (see `takeover`) and dead children that were not reaped.
+        The expected number includes the guest's processes, the threads of a session's waiting
+        processes, and `registered`, the number of threads of registered processes. It also includes
+        relays (see `takeover`).
+
+        If `looks` is True, and the count does not fit, search for relays and for dead children that
+        were not reaped. Both are then included.
         """
         relays, spared = self._relays(), self._chain.pids
         if counted is None or not self._pools.is_settled:
@@ -153,9 +157,11 @@ class Cleaner:
         )
 
     def end_the_rest(self) -> bool:
-        """Kill the program's processes until none is left. If they cannot be told apart from
-        registered processes, kill registered processes as well. Return False if a process could not
-        be killed.
+        """Kill the program's processes until none is left. Return False if a process could not be
+        killed.
+
+        Registered processes are spared, unless they cannot be told apart from the program's
+        processes.
         """
         self._reaped.clear()
         if not self._registered.pids:
@@ -167,8 +173,8 @@ class Cleaner:
         return self._kill_the_rest()
 
     def _kill_beside(self) -> bool:
-        """Kill the program's processes, but not registered ones. Return False if the two kinds
-        cannot be told apart in time.
+        """Kill the program's processes, and spare registered processes. Return False if this does
+        not succeed in time.
         """
         if not (self._is_counted and self._registered.get_orphans):
             return self._kill_uncounted()
@@ -178,20 +184,21 @@ class Cleaner:
             return self._kill_the_rest(before_look=freeze)
 
     def _kill_uncounted(self) -> bool:
-        """Kill the program's processes, but not registered ones, on gVisor. Return False if this
-        takes too long. The processes are found by listing all processes. They are neither counted
-        nor stopped, because gVisor does not count processes, and sends SIGHUP to process groups
-        that were stopped.
+        """Kill the program's processes without a count by the kernel, and spare registered
+        processes. Return False if this takes too long.
 
-        The listing is repeated until two successive lists contain no process of the program. Two
-        lists are needed because a zygote reports a moment late that it has reaped a process.
-
-        A process may vanish during the listing. It then counts as a registered process, because
-        only the parent of a registered process can have reaped it: orphans of the program belong to
-        the supervisor, which reaps none meanwhile, and any other parent is itself listed. There are
-        two exceptions: a zygote has reaped the process, or a trial's process is waiting, for which
-        the kernel reaps.
+        The processes are listed and killed until two successive lists contain no process of the
+        program.
         """
+        # This is for gVisor. It does not count processes, and sends SIGHUP to process groups that
+        # were stopped. So the processes are neither counted nor stopped. Two lists are needed
+        # because a zygote reports a moment late that it has reaped a process.
+        #
+        # A process may vanish during the listing. It then counts as a registered process, because
+        # only the parent of a registered process can have reaped it: orphans of the program belong
+        # to the supervisor, which reaps none meanwhile, and any other parent is itself listed.
+        # There are two exceptions: a zygote has reaped the process, or a trial's process is
+        # waiting, for which the kernel reaps.
         patience = Patience(KILL_CPU_S)
         was_clean = False
         while True:
@@ -229,6 +236,9 @@ class Cleaner:
     def is_left_alone(self) -> bool:
         """Return whether no processes exist except the guest's processes, a session's waiting
         processes, and registered processes.
+
+        If a process could be either the program's or a registered one, the program's processes are
+        killed first.
         """
         for _ in range(2):  # a process that vanished during the first check may be Docker's
             if self.is_alone():
@@ -241,11 +251,14 @@ class Cleaner:
         return bool(self._registered.pids) and self._kill_beside()
 
     def keep_house(self, run: Run, *, is_over: bool) -> Housekeeper:
-        """Send the run's files to the host and empty the mounts. For a run in a session, send at
-        most the files that the run has changed, and empty nothing. Return what was achieved.
+        """Send the run's files to the host, and return what was achieved.
 
-        `is_over` is True if all processes of the run are gone. If `is_over` is False, neither send
-        files nor empty mounts, but return a `Housekeeper` with this fault.
+        Outside a session, all files are sent, and the mounts are emptied. In a session, only files
+        that the run has changed are sent, and nothing is removed. For some runs of a session, no
+        files are sent. If the run has no process, or the host that began it is gone, do nothing.
+
+        `is_over` says whether all processes of the run are gone. If it is False, do nothing, and
+        return a `Housekeeper` with this fault.
         """
         if not is_over:
             left_out = int(not self._mounts.are_clean())  # at least
@@ -278,19 +291,20 @@ class Cleaner:
         return None
 
     def _is_one_unseen(self) -> bool:
-        """Return whether the last list of processes may lack a process, because the kernel's count
-        is not as expected. Processes can start or end while they are listed. Return False if the
-        kernel's count cannot be used.
+        """Return whether the kernel's count differs from the expected number of processes. If so,
+        the last list of processes may lack one.
+
+        Return False if the kernel's count cannot be used.
         """
         return self._is_counted and self._pools.is_settled and not self.is_alone()
 
 
 def keep_house(run_id: int, mounts: Mounts, *, since_ns: int | None = None) -> Housekeeper:
-    """Start a housekeeper, which sends the files to the host and empties the mounts, and return
-    what it achieved. If the mounts are empty, do nothing.
+    """Start a housekeeper, wait until it has ended, and return what it achieved. It sends all files
+    to the host and empties the mounts. If the mounts are already empty, no housekeeper is started.
 
-    If `since_ns` is given, only files changed since that time are sent, and all files stay in
-    place.
+    If `since_ns` is given, the housekeeper only sends the files that have changed since that time,
+    and removes nothing.
     """
     if since_ns is None and mounts.are_clean():
         return NOTHING_DONE
@@ -326,8 +340,10 @@ def _hand_over(run_id: int, mounts: Mounts, report_fd: int, since_ns: int | None
 
 
 def _await_housekeeper(pid: int, readable: int) -> Housekeeper:
-    """Wait until the housekeeper `pid` reports or ends, and return what it achieved. `readable` is
-    the descriptor on which it reports. If it takes too long, it is killed.
+    """Wait until the housekeeper `pid` reports or ends, and return what it achieved. If it takes
+    too long, kill it.
+
+    `readable` is the descriptor on which it reports.
     """
     idle_looks, used_ns = 0, 0
     while not select.select([readable], [], [], 1.0)[0]:

@@ -77,8 +77,10 @@ Result = dict[str, Any]
 
 
 def run(arguments: dict[str, Any]) -> tuple[int, dict[str, Any]]:
-    """Carry out the operation `arguments["do"]` with the other arguments. Return the exit code,
-    which is always 0, and the claim, which has the result or the refusal.
+    """Carry out the operation `arguments["do"]` with the other arguments.
+
+    Return the exit code, which is always 0, and the claim, which contains the result or the
+    refusal.
     """
     try:
         result = _VERBS[arguments["do"]](arguments)
@@ -124,19 +126,24 @@ def _found(path: str, recursive: bool) -> list[Result]:
 
 
 def _scan(arguments: Result) -> Result:
-    """List the plain files and directories of the workspace whose paths come after the path
-    `after`. Each row has a path, a size (-1 for a directory), whether the file can be executed, and
-    a version. All rows together have at most `room` bytes. The result also says whether more rows
-    follow (`has_more`), and whether there are more than `most` files and directories (`too_many`).
+    """List the files and directories of the workspace, sorted by path. The list begins after the
+    path `after`.
 
-    The version changes whenever the file changes. It is the SHA-256 of the content. On a disk,
-    where reading all files takes long, it is the inode and the change time instead. It is empty if
-    the file could change again while its inode and change time stay the same.
+    Each row has four values: the path, the size in bytes, whether the file can be executed, and the
+    version. A directory has the size -1. All rows together have at most `room` bytes. If more rows
+    follow, `has_more` is True. If the workspace has more than `most` entries, `too_many` is True,
+    and there are no rows.
 
-    The result's `others` are the paths of links and special files, paths that the host cannot name,
-    and directories that cannot be read. If `links` is True, links are rows instead, with the size
-    -2 and their target as the version. Directories with a name in `skip` are left out, with all
-    that is in them.
+    A file's version changes whenever the file changes:
+
+    * On tmpfs, it is the SHA-256 of the content. If the file cannot be read, it is "".
+    * On a disk, it is the inode and the change time. If the file could change while these stay the
+      same, it is "".
+
+    `others` are the paths of links and special files, paths that the host cannot name, and
+    directories that cannot be read. If `links` is True, links have rows instead, with the size -2
+    and their target as the version. Directories with a name in `skip` are left out, with all that
+    is in them.
     """
     after, most, room = arguments["after"], int(arguments["most"]), int(arguments["room"])
     result: Result = {"rows": [], "has_more": False, "too_many": False, "others": []}
@@ -186,8 +193,10 @@ def _target(path: str) -> str | None:
 
 @contextmanager
 def _versions() -> Iterator[Callable[[str, os.stat_result], str]]:
-    """Yield a function that returns the version of a file, given its path and status, or "" if the
-    file has no version (see `_scan`). The function is fastest if the files are sorted by directory.
+    """Yield a function that returns the version of a file, given the file's path and status. It
+    returns "" if the file has no version (see `_scan`).
+
+    The function is fastest if the files are sorted by directory.
     """
     if _is_timed():
         mapped = _mapped()
@@ -226,11 +235,13 @@ def _is_timed() -> bool:
 
 
 def _mapped() -> set[int] | None:
-    """Return the inodes of the files that processes have mapped into shared memory. A process can
-    write to such files again without changing their times. Return None if a process of the
-    session's programs hides its maps. A map counts even if it is not writable now, because a
-    process can change the access rights unnoticed.
+    """Return the inodes of the files that processes have mapped into shared memory, for reading or
+    writing.
+
+    Return None if a process of the session's programs hides its maps.
     """
+    # A process can write to a mapped file again without changing the file's times. A map counts
+    # even if it is not writable now, because a process can change the access rights unnoticed.
     found = set()
     for process in filter(str.isdigit, os.listdir(PROC)):
         maps = _maps_of(process)
@@ -244,10 +255,11 @@ def _mapped() -> set[int] | None:
 
 
 def _maps_of(process: str) -> str:
-    """Return the memory maps of the process with this id, or "" if it has ended or hides them. All
-    threads share the maps, but a thread that has ended shows none, and the first thread may end
-    before the others.
+    """Return the memory maps of the process with the id `process`. Return "" if it has ended or
+    hides its maps.
     """
+    # All threads share the maps, but a thread that has ended shows none, and the first thread may
+    # end before the others.
     with suppress(OSError):
         for thread in os.listdir(f"{PROC}/{process}/task"):
             with (
@@ -270,10 +282,11 @@ def _is_ours(process: str) -> bool:
 
 
 def _fill(arguments: Result) -> Result:
-    """Create directories, and write parts of files. `arguments["directories"]` are paths. Each item
-    of `arguments["parts"]` has a path, an offset, whether the file can be executed, and content in
-    base64. Return the number of bytes written. Files are written in place, so use this only for a
-    workspace in which no program has run.
+    """Create directories, and write parts of files. Return the number of bytes written. The caller
+    must ensure that no program has run in this workspace.
+
+    `arguments["directories"]` are the paths of the directories. Each item of `arguments["parts"]`
+    has a path, an offset, whether the file can be executed, and content in base64.
     """
     for path in arguments["directories"]:
         with directory_at(path, make=True):
@@ -282,7 +295,7 @@ def _fill(arguments: Result) -> Result:
     for path, offset, can_run, content_base64 in arguments["parts"]:
         content = base64.b64decode(content_base64)
         with parent_of(path, make=True) as (directory, name):
-            descriptor = _open_piece(name, directory, path, offset)
+            descriptor = _open_piece(name, directory, path, offset)  # written in place
         with held(descriptor):
             os.fchmod(descriptor, 0o755 if can_run else 0o644)
             write_all(descriptor, content)
@@ -291,11 +304,14 @@ def _fill(arguments: Result) -> Result:
 
 
 def _take(arguments: Result) -> Result:
-    """Create the files, directories and links that the host sends after the request, and return
-    their number and size. The host sends a row for each: path, size (-1 for a directory, -2 for a
-    link), whether it can be executed, modification time in microseconds, and the target of a link.
-    The content of a file follows its row. After the last entry, the host sends null. Use this only
-    for a workspace in which no program has run.
+    """Create the files, directories and links that the host sends after the request. Return their
+    number, and the total size of the files. The caller must ensure that no program has run in this
+    workspace.
+
+    For each of them, the host sends a row with five values: the path, the size, whether the file
+    can be executed, the modification time in microseconds, and a link's target. The size is -1 for
+    a directory, and -2 for a link. After the row of a file, the host sends its content. After the
+    last entry, the host sends null.
     """
     count = size = 0
     with _LastDirectory(make=True) as parents:
@@ -320,8 +336,11 @@ def _take(arguments: Result) -> Result:
 
 
 def _open_piece(name: str, directory: int, path: str, offset: int) -> int:
-    """Open a file in the open directory `directory` to append its next piece, and return the
-    descriptor. If `offset` is 0, create the file. `path` is the whole path, for messages.
+    """Open a file, so that its next piece can be written at the end, and return the descriptor. If
+    `offset` is 0, create the file.
+
+    `name` is the file's name in the open directory `directory`. `path` is the whole path, for
+    messages.
     """
     if offset == 0:
         return os.open(name, NEW_FLAGS, 0o644, dir_fd=directory)
@@ -329,9 +348,11 @@ def _open_piece(name: str, directory: int, path: str, offset: int) -> int:
 
 
 class _LastDirectory:
-    """Opens directories. The method `at` returns the descriptor of a directory, which stays open
-    until `at` is called for another directory, because successive files are often in the same
-    directory. If `make` is True, missing directories are created.
+    """Opens directories, and keeps the last one open. This saves time if successive files are in
+    the same directory.
+
+    The method `at` returns the descriptor of a directory. It stays open until `at` is called for
+    another directory. If `make` is True, missing directories are created.
     """
 
     def __init__(self, *, make: bool) -> None:
@@ -384,13 +405,14 @@ def _below(
     unseen: list[str] | None = None,
     skip: frozenset[str] = frozenset(),
 ) -> Iterator[tuple[str, os.stat_result]]:
-    """Yield path and status of the entries below an open directory. `prefix` is the directory's
-    path with a slash at the end, or "" for the workspace. `depth` is the number of levels of
-    subdirectories to enter.
+    """Yield the path and the status of each entry below the open directory `directory`.
 
-    Uploads, and entries that the host cannot name or this process cannot read, are left out. Their
-    paths are added to `unseen`, as are directories that are too deep to enter. Directories with a
-    name in `skip` are left out silently.
+    `prefix` is the directory's path with a slash at the end, or "" for the workspace. `depth` is
+    the number of levels of subdirectories to enter.
+
+    Uploads are left out, and entries that the host cannot name or this process cannot read. Their
+    paths are added to `unseen`. The paths of directories that cannot be entered, or are too deep,
+    are also added. Directories with a name in `skip` are left out, and not added.
     """
     unseen = [] if unseen is None else unseen
     for name in os.listdir(directory):
@@ -450,8 +472,8 @@ def _read(arguments: Result) -> Result:
 
 
 def _read_closed(arguments: Result) -> Result:
-    """Read a file as `_read` does, even if the file's owner, which is this user, has removed its
-    own permission to read.
+    """Read a file as `_read` does, even if its permissions do not allow this. This process runs as
+    the file's owner, and adds the missing permission while it reads.
     """
     path = arguments["path"]
     with parent_of(path) as (directory, name):
@@ -468,8 +490,10 @@ def _read_closed(arguments: Result) -> Result:
 
 
 def _read_many(arguments: Result) -> Result:
-    """Read the files `paths` as a whole, in this order, as long as they fit into `length` bytes.
-    The result has None for a file that cannot be read.
+    """Read the whole files `paths`, in this order, until the next one does not fit. The contents
+    together have at most `length` bytes.
+
+    In the result, a file that cannot be read is None.
     """
     room = int(arguments["length"])
     pieces: list[Result | None] = []
@@ -487,9 +511,10 @@ def _read_many(arguments: Result) -> Result:
 
 
 def _write(arguments: Result) -> Result:
-    """Write a file. The request may have `expected`, the hash of the state that an earlier preview
-    of this write has shown. In this case, write only if the state has not changed since the
-    preview.
+    """Write a file.
+
+    If the request has `expected`, this is a hash of the state that an earlier preview of this write
+    has shown. If the state has changed since then, nothing is written.
     """
     path, mode = arguments["path"], arguments["mode"]
     if "expected" in arguments:
@@ -523,8 +548,8 @@ def _append(directory: int, name: str, path: str, content: bytes) -> Result:
 
 
 def _put(arguments: Result) -> Result:
-    """Append `content_base64` to an upload at `offset`. An upload is a hidden file in the top
-    directory until it is complete.
+    """Append `content_base64` to an upload, which must have the size `offset`. Until it is
+    complete, an upload is a hidden file in the top directory.
     """
     name, offset = _upload(arguments), int(arguments["offset"])
     content = base64.b64decode(arguments["content_base64"])
@@ -551,8 +576,11 @@ def _finish(arguments: Result) -> Result:
 
 
 def _unpack(arguments: Result) -> Result:
-    """Check all members of a complete upload, which is a tar archive, and unpack it into the
-    directory `path`. The upload is removed in any case.
+    """Unpack a complete upload, which is a tar archive, into the directory `path`. Before that,
+    check all of its members.
+
+    Return the number of files and their total size. The upload is removed, even if this function
+    fails.
     """
     import tarfile  # it would take memory in every container
 
@@ -582,8 +610,10 @@ def _unpack(arguments: Result) -> Result:
 
 
 def _members(archive: tarfile.TarFile) -> list[tuple[tarfile.TarInfo, str]]:
-    """Return the members of an archive with their paths. Raises Refused if a member is neither a
-    plain file nor a directory, or is not below the archive's root.
+    """Return the members of an archive with their paths.
+
+    Raises Refused if a member is neither a plain file nor a directory, or if its path is not
+    allowed. A path must be below the archive's root, for example.
     """
     members: list[tuple[tarfile.TarInfo, str]] = []
     for member in archive:
@@ -633,9 +663,10 @@ def _drop(arguments: Result) -> Result:
 
 
 def _sweep(arguments: Result) -> Result:
-    """Remove the unfinished files of interrupted writes. If `uploads` is True, also remove those of
-    interrupted uploads. The caller must ensure that no write is in progress and, if `uploads` is
-    True, no upload.
+    """Remove the unfinished files of interrupted writes and, if `uploads` is True, those of
+    interrupted uploads. Return their number.
+
+    The caller must ensure that no write is in progress and, if `uploads` is True, no upload.
     """
     with directory_at("") as top:
         return {"removed": _sweep_below(top, bool(arguments["uploads"]), MAX_DIRECTORY_DEPTH)}
@@ -670,9 +701,12 @@ def _survey(arguments: Result) -> Result:
 
 
 def _delete(arguments: Result) -> Result:
-    """Delete `paths`. The request may have `expected`, the hash of the state that an earlier
-    preview of this deletion has shown. In this case, delete nothing if the state has changed since
-    the preview, and do not delete those paths that the preview showed as not deletable.
+    """Delete the entries `paths`. Return which of them were deleted, which are missing, and which
+    could not be deleted.
+
+    If the request has `expected`, this is a hash of the state that an earlier preview of this
+    deletion has shown. If the state has changed since then, nothing is deleted. Paths that the
+    preview showed as not deletable are not deleted.
     """
     refused = hold_to(arguments) if "expected" in arguments else {}
     deleted: list[str] = []
@@ -696,9 +730,11 @@ def _delete(arguments: Result) -> Result:
 
 
 def _remove(name: str, directory: int, path: str, recursive: bool) -> None:
-    """Remove the entry `name` of the open directory `directory`. If it is a link, remove the link
-    and never its target. If it is a directory, it must be empty, unless `recursive` is True. `path`
-    is the whole path, for messages.
+    """Remove the entry `name` of the open directory `directory`. `path` is the whole path, for
+    messages.
+
+    If the entry is a link, only the link is removed, never its target. If it is a directory that is
+    not empty, it is only removed if `recursive` is True.
     """
     status = status_of(name, directory, path)
     if not stat.S_ISDIR(status.st_mode):

@@ -34,9 +34,9 @@ class ForkHooks:
 
     @contextmanager
     def skipped(self) -> Iterator[None]:
-        """Disable hooks while the `with` block runs, as far as they were registered after `hold`.
-        Only use this in a process with a single thread that forks a copy of itself, if the copy
-        will take the place of this process.
+        """Disable all hooks that were registered after `hold`, while the `with` block runs.
+
+        The caller must be a process with a single thread, which forks a copy to take its own place.
         """
         self._are_held = True
         try:

@@ -45,8 +45,8 @@ run, the session or the session's registered processes.
 
 
 class Host:
-    """Receives frames from the host and sends frames to it. An invalid frame from the host ends the
-    container.
+    """Receives frames from the host and sends frames to it. If the host sends an invalid frame, the
+    container ends.
 
     If the channel is closed, the container also ends, unless it belongs to a session. In a session,
     `is_gone` is set, and frames are dropped until `use` sets the channel of the next host.
@@ -61,9 +61,11 @@ class Host:
         self._waiting = b""
 
     def use(self, readable: int, writable: int) -> int:
-        """Use `readable` and `writable` as the channel from now on. They get the descriptor numbers
-        0 and 1. Return a descriptor of the channel to the former host. The caller must pass this
-        descriptor to `dismiss` as soon as it is writable.
+        """Replace the channel by the descriptors `readable` and `writable`, which get the numbers 0
+        and 1.
+
+        Return a descriptor of the channel to the former host. As soon as it is writable, the caller
+        must pass it to `dismiss`.
         """
         former = os.dup(1)
         for descriptor, own in ((readable, 0), (writable, 1)):
@@ -137,11 +139,13 @@ class Host:
 
     @staticmethod
     def dismiss(former: int) -> None:
-        """Make the former host give up this container, by a frame that a host does not expect.
-        `former` is the descriptor of the channel to that host. It is closed after the frame was
-        sent. Closing `former` alone would not inform the host, because a zygote still has its
-        standard error open on the same channel.
+        """Make the former host give up this container, by sending it a frame that a host does not
+        expect.
+
+        `former` is the descriptor of the channel to that host. It is closed afterwards.
         """
+        # Closing `former` alone would not inform the host, because a zygote still has its standard
+        # error open on the same channel.
         with contextlib.suppress(OSError):
             os.write(former, framing.encode({"op": "ready", "enforces": {}, "faults": []}))
         os.close(former)
@@ -161,9 +165,10 @@ class Host:
                 requests.append(message)
 
     def _run(self, message: dict[str, Any]) -> Run:
-        """Return the run that `message` requests. The run includes the encoded request frame that
-        the child will receive. If the arguments arrived in parts, they are joined without being
-        parsed.
+        """Return the run that `message` requests. It contains the encoded request frame for the
+        child.
+
+        If the arguments arrived in parts, they are joined without being parsed.
         """
         if message["program"] == "probe":
             raise ValueError("a probe is not a program for calls")
@@ -208,8 +213,10 @@ class Reporter:
         self._chain = chain
 
     def output(self, run: Run, stream: Stream, *, last: bool = False) -> None:
-        """Send the new text of one of a run's output streams, unless the host that began the run is
-        gone. `last` says that no more text follows.
+        """Send the new text of one of a run's output streams. If the host that began the run is
+        gone, do nothing.
+
+        If `last` is True, no more text follows.
         """
         if run.is_left:
             return
@@ -233,9 +240,11 @@ class Reporter:
             self._host.send({"op": "progress", "id": run.id, **report})
 
     def ended(self, run: Run, files_left_out: int, state: str | None) -> None:
-        """Send the ending of a run to the host. Call this method only when no process of the run is
-        alive. `files_left_out` is the number of the run's files that were not sent. `state` is the
-        state of the session's variables, or None if the run could not change them.
+        """Send the ending of a run to the host. The caller must ensure that no process of the run
+        is alive.
+
+        `files_left_out` is the number of the run's files that were not sent. `state` is the state
+        of the session's variables, or None if the run could not change them.
         """
         out_of_memory = self._meter.is_out_of_memory(run)
         exit_code, signal_number = self._status(run)
@@ -283,9 +292,11 @@ class Reporter:
         return decode_status(run.status) if run.status is not None else (None, None)
 
     def _variables_bytes(self, state: str | None) -> int | None:
-        """Return the memory in bytes of the process that holds a session's variables, minus the
-        memory of its zygote. Return None if `state`, the state of the variables, is None, if there
-        is no such process, or if its memory is unknown.
+        """Return the memory in bytes that a session's variables need: the memory of the process
+        that holds them, minus that of its zygote.
+
+        `state` is the state of the variables. Return None if `state` is None, if there is no such
+        process, or if its memory is unknown.
         """
         first = self._chain.first
         if state is None or first is None:

@@ -59,8 +59,11 @@ once.
 def run_keeper(
     supervisor: socket.socket, ring: Ring, config: dict[str, Any], request: dict[str, Any]
 ) -> NoReturn:
-    """Run a keeper until no process is left below it, and then exit. `request` describes the
-    process to start. The keeper writes the process's output to `ring`.
+    """Run a keeper until no process is left below it, and then exit.
+
+    `supervisor` is the socket to the supervisor. `config` contains the resource limits, and
+    `request` describes the process to start. The keeper writes the output of this process to
+    `ring`.
     """
     status = 1
     try:
@@ -74,8 +77,8 @@ def run_keeper(
 
 
 def _leave_the_supervisor(supervisor: socket.socket, ring: Ring) -> None:
-    """Close all descriptors that this process has inherited from the supervisor, above all the
-    channel, but not `supervisor` and `ring`.
+    """Close all descriptors that this process has inherited from the supervisor, except standard
+    error, `supervisor` and `ring`. Above all, this closes the channel to the host.
     """
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -217,17 +220,19 @@ class Keeper:
         return bool(data)
 
     def _read_the_rest(self) -> None:
-        """Read the remaining output of the dead registered process, but at most `RING_BYTES`. The
-        limit is needed because other processes may have the same pipe open and still write to it.
+        """Read the remaining output of the registered process, which is dead. At most `RING_BYTES`
+        bytes are read.
         """
+        # Other processes may have the same pipe open and still write to it.
         for _ in range(RING_BYTES // CHUNK_BYTES):
             if kernel.unread_bytes(self._output) == 0 or not self._read():
                 return
 
     def _write(self, data: bytes, *, close: bool) -> str | None:
-        """Accept `data` for the standard input of the registered process. The data is written as
-        soon as the pipe has room. If `close` is True, the input is closed after that. Return None,
-        or the reason why the data was not accepted.
+        """Accept `data` for the standard input of the registered process. It is written as soon as
+        the pipe has room. If `close` is True, the input is closed afterwards.
+
+        Return None if the data was accepted, otherwise the reason why not.
         """
         if self._input < 0 or self._is_closing:
             return "Its standard input is closed."
@@ -280,8 +285,10 @@ def _become_program(
     config: dict[str, Any], request: dict[str, Any], stdin: int, stdout: int, report: int
 ) -> NoReturn:
     """Replace this process by the registered program that `request` describes. If this fails, write
-    the reason to the descriptor `report` and exit. `stdin` and `stdout` are the descriptors that
-    become the program's standard input and output.
+    the reason to the descriptor `report`, and exit.
+
+    `stdin` and `stdout` are the descriptors that become the program's standard input and output.
+    `config` contains the resource limits.
     """
     try:
         _seal(config, stdin, stdout, report)
@@ -343,8 +350,10 @@ _CONTINUATION = bytes(range(0x80, 0xC0))
 
 
 class Piece(NamedTuple):
-    """A part of a registered process's output. `skipped` is the number of requested bytes before
-    this part that were already overwritten. `offset` is where the next part begins.
+    """A part of a registered process's output. `offset` is the number of the byte at which the next
+    part begins.
+
+    If requested bytes before this part were already overwritten, `skipped` is their number.
     """
 
     text: str
@@ -377,9 +386,10 @@ class Ring:
         self._set(_WRITTEN)
 
     def read(self, after: int, most_bytes: int, *, is_over: bool) -> Piece:
-        """Return the text from the byte number `after` on, or from the first byte that is still
-        kept, at most `most_bytes`. `is_over` says that nothing more will be appended. A character
-        is never split.
+        """Return the output from the byte number `after` on, at most `most_bytes` bytes. If these
+        bytes were overwritten, begin with the first byte that is still kept.
+
+        If `is_over` is True, nothing more will be appended. A character is never split.
         """
         end = self._get(_WRITTEN)
         start = min(max(after, end - RING_BYTES, 0), end)

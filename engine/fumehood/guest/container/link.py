@@ -51,11 +51,11 @@ process is killed first if memory runs out.
 
 
 def hand_on(exit_code: int, claim: dict[str, Any]) -> None:
-    """Send the claim of the call that has ended, fork a copy of this process, and wait for the next
-    call.
+    """End a call and wait for the next one: send the claim of the call that has ended, and fork a
+    copy of this process.
 
-    The function returns when the next call has arrived. It returns in the process that runs the
-    next call. This is the copy if the original process was killed meanwhile.
+    Return when the next call has arrived. If this process is killed while it waits, its copy takes
+    its place, and this function returns in the copy.
     """
     handlers = {number: signal.getsignal(number) for number in _IGNORED}
     for number in _IGNORED:
@@ -70,9 +70,10 @@ def hand_on(exit_code: int, claim: dict[str, Any]) -> None:
 
 
 def _make_copy() -> bool:
-    """Fork a copy of this process. Like `os.fork`, this function returns in both processes. In this
-    process, it returns False as soon as the copy is ready or could not be made. In the copy, it
-    returns True after the copy was woken and has made a copy of itself.
+    """Fork a copy of this process. Return False in this process, and True in the copy.
+
+    In this process, return as soon as the copy is ready or could not be made. In the copy, return
+    only after it has taken the place of this process, and has made a copy of itself.
     """
     readable, writable = os.pipe()
     numbers = random.getstate()  # Python would reseed `random` in the copy
@@ -99,11 +100,11 @@ def _make_copy() -> bool:
 
 
 def _unlock_files() -> None:
-    """Unlock file objects in a copy. If another thread was writing to a file object at the fork,
-    this object stays locked in the copy, so writing or flushing it would block for ever.
-    Initializing the object again creates a new lock. Output of the main thread is already in the
-    file. Only output that another thread has buffered is lost.
+    """Unlock the file objects in a copy. A file object is locked if another thread was writing to
+    it at the fork. Output that such a thread has buffered is lost.
     """
+    # Otherwise, writing or flushing such an object would block for ever. Initializing it again
+    # creates a new lock. Output of the main thread is already in the file.
     for held in gc.get_objects():
         with contextlib.suppress(Exception):  # closed, detached
             if issubclass(type(held), io.BufferedWriter):
@@ -114,8 +115,9 @@ def _unlock_files() -> None:
 
 
 def _wait_behind(writable: int) -> None:
-    """In a copy, report that the copy is ready, and wait until it must take the place of the first
-    process. `writable` is the pipe that tells the first process that the copy is ready.
+    """Report that this copy is ready, and wait until it must take the place of the first process.
+
+    `writable` is the pipe that tells the first process that the copy is ready.
     """
     # A separate process session: the kernel sends SIGHUP to a stopped process if others of its
     # session end.
@@ -135,7 +137,9 @@ def _wait_behind(writable: int) -> None:
 
 def _await_call() -> None:
     """Wait for the next call, and replace the descriptors of the last call by those of the next
-    one. Meanwhile, make a copy whenever the supervisor orders one.
+    one.
+
+    If the supervisor orders a copy of this process meanwhile, make it.
     """
     orders = socket.socket(fileno=ORDERS_FD)
     orders.setblocking(True)

@@ -94,8 +94,10 @@ class Counters:
 
 
 class Meter:
-    """Measures runs with the `counters` of the container. `own_pids` returns the ids of the guest's
-    processes other than this process, and `run_pids` returns the ids of a run's processes.
+    """Measures the resources that runs use. `counters` are the counters of the container.
+
+    `own_pids` returns the ids of the guest's processes other than this process. `run_pids` returns
+    the ids of a run's processes.
     """
 
     def __init__(
@@ -127,18 +129,19 @@ class Meter:
         return before is not None and (self._counters.read("oom_kills") or 0) > before
 
     def cpu_ms(self, run: Run) -> float | None:
-        """Return the CPU time of the program and its descendants in milliseconds. This is the CPU
-        time of the container minus that of the guest.
+        """Return the CPU time in milliseconds that the program and its descendants have used.
+        Return None if it is unknown.
 
-        If registered processes ran during the run, their CPU time is part of this value. In this
-        case, return the sum of the CPU times of the run's own processes if the sum is lower. A
-        program can then hide some of its CPU time, because the operating system never reports the
-        CPU time of children whose parent ignores SIGCHLD. For the same reason, the CPU time of
-        registered processes cannot be measured and subtracted.
+        This is the CPU time of the container minus that of the guest. If registered processes ran
+        during the run, their CPU time is included. In this case, if the CPU times of the run's own
+        processes have a lower sum, return this sum.
         """
         used_ms = self._container_cpu_ms(run)
         if used_ms is None or not run.is_beside:
             return used_ms
+        # A program can hide some of its CPU time here, because the operating system never reports
+        # the CPU time of children whose parent ignores SIGCHLD. For the same reason, the CPU time
+        # of registered processes cannot be measured and subtracted.
         return min(used_ms, self._own_cpu_ms(run))
 
     def left_cpu_s(self, run: Run) -> float:
@@ -168,7 +171,8 @@ class Meter:
 
     def peak_bytes(self, run: Run, *, ended_by: str) -> int | None:
         """Return the peak memory of the run's largest process in bytes, or None if it is unknown.
-        If `ended_by` is "memory", and the container's peak memory has risen during this run, return
+
+        If `ended_by` is "memory", and the container's peak memory has risen during the run, return
         the container's peak memory instead.
         """
         peak = self._counters.read("peak_bytes")

@@ -68,8 +68,10 @@ class Child:
         self.request_fd = self.reply_fd = self.stdout.descriptor = self.stderr.descriptor = -1
 
     def limit(self, which: int, value: int) -> None:
-        """Set one of the child's resource limits, the resource `which`, to a lower value. This
-        works only while the child runs as root. Raises OSError if it fails.
+        """Lower one of the child's resource limits to `value`. `which` is the number of the
+        resource (RLIMIT).
+
+        The child must still run as root. Raises OSError if this fails.
         """
         resource.prlimit(self.pid, which, (value, value))
 
@@ -130,9 +132,10 @@ class PreforkPool:
         selector.register(self._orders, selectors.EVENT_READ, self.receive)
 
     def stock(self, wanted: int | None = None) -> None:
-        """Order children from the zygote, so that the pool has `wanted` children. Ready children
-        and children that are already ordered are included in this number. If `wanted` is None, use
-        the pool's number of spares.
+        """Order children from the zygote, until the pool has `wanted` children. Ready children and
+        children that were already ordered are included in this number.
+
+        If `wanted` is None, use the pool's number of spares.
         """
         wanted = self._spares if wanted is None else wanted
         for _ in range(wanted - len(self._ordered) - len(self._coming) - len(self._ready)):
@@ -223,8 +226,10 @@ class PreforkPool:
 
 
 class PreforkPools:
-    """The pools of the thin zygote, which loads only the standard library, and of the fat zygote,
-    which also loads the image's modules. There is a fat zygote only if the image preloads modules.
+    """The prefork pools of the thin and the fat zygote.
+
+    The thin zygote loads only the standard library. The fat zygote also loads the modules that the
+    image preloads. If there are no such modules, there is no fat zygote.
     """
 
     def __init__(self, thin: PreforkPool, fat: PreforkPool | None) -> None:
@@ -241,8 +246,9 @@ class PreforkPools:
             self.fat.preload()
 
     def stock(self) -> None:
-        """Order children in all pools until each pool has its number of spares. The pool of the fat
-        zygote is skipped until that zygote is ordered to load its modules.
+        """Order children in all pools until each pool has its number of spares.
+
+        If the fat zygote was not yet ordered to load its modules, its pool is skipped.
         """
         for pool in self._all if self.is_fat_loaded else (self.thin,):
             pool.stock()
@@ -284,8 +290,10 @@ class Stream:
         self._text = ""
 
     def read(self, limit_bytes: int) -> bool:
-        """Read the available data, of which at most `limit_bytes` are kept. Return False if no data
-        is available or the other end is closed.
+        """Read the data that is available. Return False if there is none, or if the other end is
+        closed.
+
+        At most `limit_bytes` bytes of the whole stream are kept. The rest is dropped.
         """
         try:
             chunk = os.read(self.descriptor, CHUNK_BYTES)
@@ -300,8 +308,11 @@ class Stream:
         return True
 
     def take(self, *, last: bool = False) -> list[str]:
-        """Return the new text, in pieces that fit into a frame. An incomplete character at the end
-        is held back until the next call, unless `last` is True.
+        """Return the text that was read since this method was last called, in pieces that fit into
+        a frame.
+
+        If the text ends with an incomplete character, its bytes are kept until the next call. If
+        `last` is True, nothing is kept.
         """
         if last and not self.is_over:  # a character that the limit has cut is not invalid UTF-8
             self._text += self._decoder.decode(b"", final=True)
@@ -318,12 +329,11 @@ REQUEST = b"G" + framing.encode(
 
 
 class Standby:
-    """Keeps at most one Node process, the standby, which has started before its program is known.
-    The standby runs only one program, and is killed before any other program starts.
+    """Keeps at most one standby: a Node process that has started before its program is known. It
+    runs only one program. Before any other program starts, it is killed.
 
-    Unlike a spare child, the standby already runs as the programs' user, because Node cannot give
-    up root by itself. Therefore, the standby waits only while no program runs as this user and
-    could access it.
+    The standby already runs as the programs' user, because Node cannot give up root by itself. So
+    it must wait only while no program is running that could access it.
     """
 
     def __init__(
@@ -360,8 +370,10 @@ class Standby:
         self._child, self._child_cpu_s = child, cpu_s
 
     def give(self, run: Run, cpu_s: int) -> Child | None:
-        """Return the standby if it can run the program of `run` with this CPU limit in seconds.
-        Otherwise kill the standby and return None.
+        """Return the standby if it can run the program of `run`. Otherwise, kill the standby and
+        return None.
+
+        `cpu_s` is the program's CPU limit in seconds, which must be the standby's limit too.
         """
         child = self._child
         if child is None:

@@ -30,15 +30,15 @@ include/linux/sched.h; proc_pid_stat(5), flags.
 
 
 def strangers(spared: Collection[int] = ()) -> list[int]:
-    """Return the ids of all processes that run as a user other than root, and of all processes that
-    vanish while they are checked. Leave out the processes in `spared`, and also their dead
-    children, because only the processes in `spared` can reap these.
+    """Return the ids of all processes that run as a user other than root, or that vanish while they
+    are checked. A process that has ended is included until it is reaped.
 
-    A process that has ended is included until it is reaped, because if only its first thread has
-    ended, its other threads still run. A process that vanishes is included because it may have
-    forked a child after the processes were listed, and this list lacks the child. So the caller
-    knows that it must search again.
+    The processes in `spared` are left out, and so are their dead children.
     """
+    # If only the first thread of a process has ended, its other threads still run. A process that
+    # has vanished may have forked a child after the processes were listed, so the caller must
+    # search again. Dead children of `spared` are left out, because only the processes in `spared`
+    # reap them.
     found = [pid for pid in all_pids() if pid not in spared and is_stranger(pid)]
     return [pid for pid in found if not is_dead_child(pid, spared)] if spared else found
 
@@ -61,8 +61,8 @@ def all_pids() -> list[int]:
 
 
 def is_alive(pid: int) -> bool:
-    """Return whether a process is alive. A stopped process is alive. A process that was killed or
-    is exiting does not count as alive.
+    """Return whether a process is alive. This is True for a stopped process, but False for a
+    process that was killed, is exiting or has ended.
     """
     is_killed = int(field(status(pid), b"SigPnd") or b"0", 16) & SIGKILL_PENDING
     # While the kernel ends a process, SIGKILL is no longer pending, and it is not a zombie yet.
@@ -78,11 +78,11 @@ def has_ended(pid: int) -> bool:
 def is_stopped(pid: int) -> bool:
     """Return whether a process was stopped by a signal, and was not resumed.
 
-    After a stop signal, the Linux kernel shows the process as running or asleep until it is
-    scheduled again. Until then, the signal is pending, and a process with a single thread executes
-    no more instructions. So such a process counts as stopped. gVisor does not show pending signals,
-    so there only the shown state counts.
+    A process with a single thread also counts as stopped while the stop signal is pending.
     """
+    # After a stop signal, the Linux kernel shows the process as running or asleep until it is
+    # scheduled again. Until then, the signal is pending, and a process with a single thread
+    # executes no more instructions. gVisor does not show pending signals.
     shown = status(pid)
     if (field(shown, b"State") or b"X").startswith(b"T"):
         return True
@@ -115,11 +115,10 @@ def memory_bytes(pid: int) -> int | None:
 
 
 def is_stranger(pid: int) -> bool:
-    """Return whether a process runs as a user other than root, or is gone.
-
-    *Source*: proc_pid_status(5). The owner of the process's directory in /proc does not show the
-    user, because this owner is root if the process is not dumpable.
+    """Return whether a process runs as a user other than root, or is gone. *Source*:
+    proc_pid_status(5).
     """
+    # The owner of the directory in /proc is root if the process is not dumpable.
     uids = field(status(pid), b"Uid")
     return uids is None or set(uids.split()) != {b"0"}
 
@@ -142,9 +141,12 @@ def parent_of(pid: int) -> int | None:
 
 
 def origin_of(pid: int) -> int | None:
-    """Return where a process comes from: 1 if it descends from the container's first process, 0 if
-    Docker has started the process or one of its ancestors, or None if the process or an ancestor is
-    gone. No process in the container can fake the 0.
+    """Return where a process comes from:
+
+    * 1 if it descends from the container's first process;
+    * 0 if Docker has started it or one of its ancestors. No process in the container can fake this
+      value;
+    * None if the process or one of its ancestors is gone.
     """
     current: int | None = pid
     while current is not None and current > 1:
@@ -178,21 +180,24 @@ def _stat(pid: int) -> list[bytes]:
 
 
 class Patience:
-    """Says when a process must stop waiting for killed processes to disappear: when its searches
-    for them have used `cpu_s` seconds of CPU time, or when all other processes stay asleep.
+    """Decides how long a process waits for killed processes to disappear.
 
-    The limit is not a wall time, because on a busy machine the killed processes get little CPU
-    time, so they may still end after a long wait.
+    It must stop waiting when its searches for them have used `cpu_s` seconds of CPU time, or when
+    all other processes stay asleep.
     """
 
     def __init__(self, cpu_s: float) -> None:
+        # Not a wall time: on a busy machine, the killed processes get little CPU time, so they may
+        # still end after a long wait.
         self._until_s = time.process_time() + cpu_s
         self._looks = self._idle_looks = 0
 
     def rest(self) -> bool:
         """Pause before the next search for killed processes. Return False if the caller must give
-        up: this process has used too much CPU time, or all other processes were asleep at the last
-        `IDLE_LOOKS` searches.
+        up.
+
+        It must give up if this process has used too much CPU time, or if all other processes were
+        asleep at the last `IDLE_LOOKS` searches.
         """
         if time.process_time() >= self._until_s:
             return False

@@ -56,8 +56,8 @@ class _Process:
 
 
 class Registered:
-    """The registered processes of a session, which go on running when the call that started them
-    has ended. Each of them has a keeper, a process that is its parent.
+    """The registered processes of a session, which continue to run when the call that started them
+    has ended. Each of them has a keeper, which is a process and its parent.
     """
 
     def __init__(
@@ -111,9 +111,10 @@ class Registered:
             self._answer(request["id"], answer)
 
     def on_reaped(self, pid: int) -> bool:
-        """Release the keeper with the process id `pid`, which was reaped. If its registered process
-        has not ended, record that process as lost. Return False if `pid` is not a keeper, otherwise
-        True.
+        """Release the keeper with the process id `pid`, which was reaped. Return False if `pid` is
+        not a keeper, otherwise True.
+
+        If the keeper's registered process has not ended, it is recorded as lost.
         """
         process = self._keepers.get(pid)
         if process is None:
@@ -131,10 +132,10 @@ class Registered:
         return True
 
     def kill_all(self) -> None:
-        """Kill all keepers. The processes below a killed keeper do not end with it, but the
-        cleaning after the current run no longer spares them, and kills them.
+        """Kill all keepers. The processes below them survive, until the cleaning after the current
+        run kills them.
         """
-        for process in self._keepers.values():
+        for process in self._keepers.values():  # the cleaning spares only what is below keepers
             process.is_lost = True
             os.kill(process.keeper_pid, signal.SIGKILL)
 
@@ -151,8 +152,10 @@ class Registered:
     # -- requests --------------------------------------------------------------------------
 
     def _handle(self, request: dict[str, Any]) -> dict[str, Any] | None:
-        """Carry out a request of the host. Return the answer, or None if the answer is sent later,
-        when the keeper has reported. Raises Refused if the request cannot be carried out.
+        """Carry out a request of the host, and return the answer. Return None if the answer is sent
+        later, when the keeper has reported.
+
+        Raises Refused if the request cannot be carried out.
         """
         if self._host.keep is None:
             raise Refused("unavailable", "Only the container of a session has processes.")
@@ -287,8 +290,9 @@ class Registered:
             )
 
     def _on_over(self, process: _Process) -> None:
-        """Record the end of a registered process, and answer the requests that wait for it. If more
-        than `MAX_PROCESSES` ended processes are recorded, forget the oldest.
+        """Record the end of a registered process, and answer the requests that wait for it.
+
+        If more than `MAX_PROCESSES` ended processes are recorded, forget the oldest.
         """
         process.state = "ended"
         lost = _fault("unavailable", "It was killed, because its keeper was.")

@@ -33,8 +33,9 @@ def read_request() -> dict[str, Any]:
 
 
 def read_row() -> list[Any] | None:
-    """Read and return the next row, a short description that the host sends after a request, such
-    as a path and a size. Return None after the last row.
+    """Return the next row that the host sends to this child after a request, or None after the last
+    row. A row describes one item, for example by its path and size. If the supervisor is gone, end
+    this process.
     """
     row: list[Any] | None = read_request()["row"]
     return row
@@ -42,7 +43,7 @@ def read_row() -> list[Any] | None:
 
 def fed_pieces(size: int) -> Iterator[bytes]:
     """Read the next `size` bytes that the host sends to this child, and yield them in pieces. If
-    the supervisor is gone, end the process.
+    the supervisor is gone, end this process.
     """
     while size:
         piece = os.read(REQUEST_FD, min(size, CHUNK_BYTES))
@@ -53,9 +54,12 @@ def fed_pieces(size: int) -> Iterator[bytes]:
 
 
 def set_up(arguments: dict[str, Any]) -> Callable[[], None]:
-    """Write the caller's files into the workspace, and set standard input, arguments, environment
-    and working directory. Return a function that restores the earlier arguments, environment and
-    working directory. Only sessions call that function, because their process outlives the call.
+    """Prepare everything that the program of a call needs before it starts. Write the caller's
+    files into the workspace. Set standard input, program arguments, environment and working
+    directory. `arguments` are the arguments of the call.
+
+    Return a function that restores the earlier program arguments, environment and working
+    directory. Only sessions call the returned function, because their process outlives the call.
 
     Raises:
         SetUpFailed: a file cannot be written, or the working directory cannot be entered.
@@ -72,8 +76,8 @@ def set_up(arguments: dict[str, Any]) -> Callable[[], None]:
 
 
 def surround(arguments: dict[str, Any]) -> Callable[[], None]:
-    """Set arguments, environment and working directory of the program. Return a function that
-    restores the earlier ones.
+    """Set the program's arguments, environment and working directory from the call's `arguments`.
+    Return a function that restores the earlier ones.
 
     Raises SetUpFailed if the working directory cannot be entered.
     """
@@ -146,9 +150,8 @@ def _put(file: dict[str, Any]) -> None:
 
 
 def _write_new(path: str, content: bytes) -> None:
-    """Write `content` to the file `path`: write it under a temporary name, and rename it. If an
-    earlier run has left a link or a pipe at `path`, it is replaced, so nothing is written through
-    it.
+    """Write `content` to the file `path`. Anything that an earlier run has left at `path`, such as
+    a link or a pipe, is replaced and not followed.
     """
     above, name = os.path.split(path)
     with (

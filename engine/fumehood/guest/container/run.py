@@ -130,8 +130,8 @@ def ending_of(
     out_of_memory: bool,
     cpu_ms: float | None = None,
 ) -> tuple[str, dict[str, Any] | None]:
-    """Return how a run ended, such as "ok", and the part of the run's claim that is forwarded to
-    the host, or None if no part is forwarded.
+    """Return two values: how `run` ended, such as "ok", and the part of its claim that is forwarded
+    to the host. The second value is None if nothing is forwarded.
 
     `exit_code` and `signal_number` come from the exit status of the run's first process.
     `out_of_memory` says whether the operating system has killed a process because memory ran out.
@@ -169,16 +169,16 @@ def stays(run: Run) -> bool:
 
 
 def claimed_exit(run: Run) -> int:
-    """Return the exit code that the program claims, or 1 if the claimed code is invalid. Used for a
-    program whose process stays alive, and therefore has no real exit code.
+    """Return the exit code that the program of `run` claims. Return 1 if it claims no valid exit
+    code. Used if the program's process stays alive, because it then has no real exit code.
     """
     code = (run.claim or {}).get("exit_code")
     return code if isinstance(code, int) and not isinstance(code, bool) and 0 <= code < 256 else 1
 
 
 def claimed_limits(run: Run) -> set[str]:
-    """Return the names of the limits that the program claims to have reached: it reports an
-    uncaught exception whose error number belongs to a limit.
+    """Return the names of the limits that the program of `run` claims to have reached. This is at
+    most one name: the limit that belongs to the error number of the claimed exception.
     """
     number = _error_of(run).get("errno")
     name = _CLAIMED_LIMITS.get(number) if isinstance(number, int) else None

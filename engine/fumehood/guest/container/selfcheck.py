@@ -33,8 +33,8 @@ CHECK_ID = -1
 
 
 class SelfCheck:
-    """One inspection of the wall. `run` is the run of the probe, the child that attacks the wall.
-    `result` returns the findings.
+    """One inspection of the wall by a run that attacks it. `run` is this run, and its process is
+    called the probe. `result` returns the findings.
     """
 
     def __init__(self, config: dict[str, Any], counters: Counters, mounts: Mounts) -> None:
@@ -60,9 +60,11 @@ class SelfCheck:
         self._limits = claim.get("limits", {})
 
     def result(self, run: Run, after: Measures) -> tuple[dict[str, bool], list[str]]:
-        """Return two values: a dictionary that says for each limit, by name, whether the limit is
-        enforced, and a list of the reasons why the container is unusable. `run` is the probe's run,
-        and `after` has the container's counters after that run.
+        """Return two values. The first maps the name of each limit to True if the limit is
+        enforced. The second lists the reasons why the container is unusable, and is empty if it is
+        usable.
+
+        `run` is the probe's run, and `after` has the container's counters after that run.
         """
         faults = []
         if self._sealed is not True:
@@ -95,9 +97,9 @@ class SelfCheck:
         return 0 < limit <= 2 * int(self._config["processes"])  # includes the guest's processes
 
     def _limits_disk(self, memory_bytes: int) -> bool:
-        """Return whether the disk limits are in force. All writable mounts in memory together must
-        have a capacity of at most half of the memory limit. If the configuration limits the
-        workspace's disk (`disk_bytes`), the workspace must have at most this capacity.
+        """Return whether the disk limits are enforced. The writable mounts together must not be
+        larger than half of the memory limit `memory_bytes`. If the configuration limits the
+        workspace's disk (`disk_bytes`), the workspace is compared with that limit instead.
         """
         found = {path: os.statvfs(path) for path in self._mounts.paths}
         sizes = {path: one.f_blocks * one.f_frsize for path, one in found.items()}
@@ -108,8 +110,9 @@ class SelfCheck:
 
 
 def _is_sealed(pid: int) -> bool:
-    """Return whether the process `pid` runs irrevocably as the programs' user, without groups and
-    capabilities, and with one system-call filter more than this process.
+    """Return whether the process `pid` has irrevocably given up its rights. It must run as the
+    programs' user, without groups and capabilities. It must also have more system-call filters than
+    this process.
     """
     shown = children.status(pid)
     users = {value for key in (b"Uid", b"Gid") for value in (field(shown, key) or b"?").split()}

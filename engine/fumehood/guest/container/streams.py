@@ -23,9 +23,8 @@ from fumehood.protocol.streams import StreamFrame
 
 @dataclass(frozen=True)
 class Place:
-    """The parts of the supervisor that the guest's ends of streams may use: the connection to the
-    host, the selector of the event loop, and two functions that write to a run's program or kill
-    it.
+    """The parts of the supervisor that an `End` may use. `host` is the connection to the host, and
+    `selector` is the selector of the event loop.
     """
 
     host: Host
@@ -67,8 +66,8 @@ class End:
         """
 
     def on_written(self, run: Run) -> None:
-        """Called when a part of `Run.request`, the bytes that wait for the program of `run`, was
-        written to the program and removed from `Run.request`.
+        """Called after bytes were written to the program of `run`. They are already removed from
+        `run.request`, which contains the bytes that still wait.
         """
 
     def end(self) -> None:
@@ -101,14 +100,14 @@ class Streams:
             self._ends[kind].begin(run, told)
 
     def on_frame(self, run: Run | None, frame: StreamFrame) -> None:
-        """Pass a frame from the host to the guest's end of the frame's kind of stream. `run` is the
-        run in progress, or None.
+        """Pass a frame from the host to the `End` for the frame's kind. `run` is the run in
+        progress, or None.
         """
         self._ends[frame.kind].on_frame(run, frame)
 
     def on_message(self, run: Run, message: dict[str, Any]) -> bool:
-        """Pass a message of the program of `run` to the streams of this run. Return False if no
-        stream accepts the message.
+        """Offer a message from the program of `run` to the streams of this run, one after the
+        other. Return True if a stream has accepted it, or False if none has.
         """
         return any(end.on_message(run, message) for end in self._of(run))
 

@@ -355,17 +355,20 @@ class Supervisor:
         self._limit(
             child,
             None if self._is_chained(run) else cpu_s,  # later calls may have a higher limit
+            # Node reserves far more address space than it uses, so only the container's limit
+            # applies to it.
             None if run.program == "javascript" else run.limits.memory_bytes,
         )
         run.request[:0] = b"G"
         return True
 
     def _limit(self, child: Child, cpu_s: int | None, memory_bytes: int | None = None) -> None:
-        """Lower those limits of a child that depend on the call. If `cpu_s` or `memory_bytes` is
-        None, this limit stays as it is. Raises OSError if it cannot be changed.
+        """Lower the limits of `child` that depend on the call. `cpu_s` limits its CPU time in
+        seconds, and `memory_bytes` the memory that it may use in addition to preloaded memory. None
+        leaves the limit unchanged.
 
-        Node gets no memory limit: it reserves far more address space than it uses, so only the
-        container's memory limit applies to it.
+        Memory and the number of processes are limited here only if the container has no such limit.
+        Raises OSError if a limit cannot be changed.
         """
         if cpu_s is not None:
             child.limit(resource.RLIMIT_CPU, cpu_s)
@@ -376,8 +379,9 @@ class Supervisor:
             child.limit(resource.RLIMIT_NPROC, self._max_processes)
 
     def _begin_next_link(self, run: Run) -> bool:
-        """Give the run to the process that holds the session's variables, and return True. If there
-        is no such process, return False.
+        """Let the process that holds the session's variables execute `run`, and return True. If
+        there is no such process, return False. If the session had one earlier, also record in `run`
+        that the variables are lost.
         """
         had_any = bool(self._chain.pids) or self._chain.tell_end()
         child, theirs = make_child()
@@ -432,8 +436,9 @@ class Supervisor:
             self._output_due = max(now, wait_from + OUTPUT_PAUSE_S)
 
     def _on_reply(self) -> None:
-        """Read the messages of the current run's program. The last valid message is the program's
-        claim, which counts only after the program's end.
+        """Read and process new messages of the current run's program. Its last message that is
+        neither a progress report nor for a stream is its claim. If the program sends invalid data,
+        its claim is dropped, and nothing more is read.
         """
         run = self._run
         if run is None or run.child is None:
@@ -469,7 +474,7 @@ class Supervisor:
 
     def _fail(self, why: str) -> NoReturn:
         """End the container because of the fault `why`. If memory ran out during a run, first
-        report that the run ended for lack of memory.
+        report to the host that the run ended for this reason.
         """
         run = self._run
         if self._check is not None:
@@ -485,8 +490,9 @@ class Supervisor:
         end()
 
     def _stop(self, run: Run, reason: str) -> None:
-        """Kill the program of `run` for a reason, such as "memory". The ending is reported only
-        when the operating system confirms that the process is dead.
+        """Kill the program of `run`. `reason` is a word such as "memory", and only the first reason
+        is kept. The run's ending is reported later, when the program's process is known to be dead.
+        If the run has no process yet, conclude it at once.
         """
         if run.killed_for is None:
             run.killed_for = reason
@@ -502,10 +508,11 @@ class Supervisor:
     # -- its end ------------------------------------------------------------------
 
     def _on_end(self, ended: Notice) -> None:
-        """Process a zygote's report that a child has ended and was reaped. The child is one of
-        three processes: the first process of the current run; another child of the zygote, which
-        the run's program has created with clone(2); or the standby, a Node process that waits for
-        its program.
+        """Process a zygote's report `ended` that a child of the zygote has ended and was reaped.
+
+        If the child is the current run's first process, conclude the run. If the run's program has
+        created the child with clone(2), only add the child's resource usage to the run. If the
+        child is the standby (a Node process that waits for its program), no run is affected.
         """
         self._cleaner.on_reaped(ended.pid)
         run = self._run
@@ -531,7 +538,8 @@ class Supervisor:
             self._pools.stock()
 
     def _reap(self) -> None:
-        """Reap every dead child of the supervisor: orphans of the program, keepers, and zygotes.
+        """Reap every dead child of the supervisor: zygotes, keepers, and processes of programs
+        whose own parent is gone.
 
         Raises:
             PreforkFailed: a zygote is dead.
@@ -545,9 +553,10 @@ class Supervisor:
                 self._on_orphan(ended)
 
     def _on_orphan(self, ended: children.Ended) -> None:
-        """Add the resources that a dead process has used to the current run. The process was a
-        child of the supervisor, because its own parent is gone. In a session, it may be the run's
-        first process. If so, also record that the run has ended.
+        """Add the resource usage of the dead process `ended` to the current run. `ended` was a
+        child of the supervisor, but neither a keeper nor a zygote. In a session, it may be the
+        run's first process. If so, also record that this process has ended. Without a current run,
+        do nothing.
         """
         run = self._run
         if run is None:
@@ -561,8 +570,8 @@ class Supervisor:
                 self._orphaned = run
 
     def _conclude(self, run: Run) -> None:
-        """End a run: kill its remaining processes, except those that keep a session's variables,
-        clean up, and report the run's ending.
+        """End `run`: kill its remaining processes, clean up, and report the run's ending. The
+        processes that hold a session's variables are not killed.
         """
         run.is_over = True
         state = self._settle(run)
@@ -601,7 +610,7 @@ class Supervisor:
 
     def _finish(self, run: Run, why: str | None) -> None:
         """Report whether the container is clean after `run`, and end the container if it is not.
-        `why` is the reason why the container is not clean, or None if it is clean.
+        `why` says why the container is not clean, and is None if it is clean.
         """
         if not run.is_left:
             self._host.send({"op": "reset", "id": run.id, "clean": why is None, "why": why})
@@ -611,17 +620,17 @@ class Supervisor:
             end()
 
     def _prepare_standby(self) -> None:
-        """Start a Node process that waits for the next JavaScript program, if such a program is
-        expected. Do nothing if the session has registered processes, or processes that hold its
-        variables.
+        """If a JavaScript program is expected next, start a Node process that waits for it. Do
+        nothing while the session has registered processes, or processes that hold its variables.
         """
         if not self._chain.pids and not self._registered.pids:
             self._standby.prepare()
 
     def _settle(self, run: Run) -> str | None:
-        """After a run, decide which processes go on holding the session's variables. Return the
-        state of the variables: `kept`, `rolled_back` or `reset`. Return None if the run could not
-        change them.
+        """After `run`, decide which processes go on holding the session's variables, and return
+        what has become of the variables. `kept` means that those of the run, or of its trial, are
+        kept. `rolled_back` means that they are as before the run. `reset` means that they are lost.
+        Return None if there is nothing to report, for example after a file operation.
         """
         if not run.keep:
             return None
@@ -673,8 +682,8 @@ class Supervisor:
     # -- registered processes ----------------------------------------------------------
 
     def _limits(self, config: dict[str, Any]) -> list[tuple[int, int]]:
-        """Return the resource limits of a registered process, each as its RLIMIT constant and its
-        value. They are those of a call's program, but without the limits on time.
+        """Return the resource limits of registered processes, each as its RLIMIT constant and its
+        value. They are the limits of a call's program, except that CPU time is not limited.
         """
         limits = limits_of(config)
         if self._counters.memory_limit is None:
@@ -692,15 +701,17 @@ class Supervisor:
         return self._trees.strangers(self._chain.pids - {child})
 
     def _look_after_registered(self, run: Run | None) -> None:
-        """Make sure that the processes below dead keepers are killed, because they can no longer be
-        told apart from the processes of a call. `run` is the current run. If there is none, kill
-        these processes now. Otherwise, the cleaning after `run` kills them.
+        """If a keeper is dead, make sure that the processes below it are killed. `run` is the
+        current run, or None.
 
-        If a keeper was not killed by the supervisor, memory has run out. So `run` is then stopped
-        for the reason "memory".
+        If there is no run, kill them now, and end the container if that fails. If there is one, the
+        cleaning after it kills them. If the supervisor did not kill the keeper, also stop `run` for
+        the reason "memory".
         """
         if not self._registered.has_lost:
             return
+        # Without its keeper, a registered process looks like a process of a call. A keeper that the
+        # supervisor did not kill was killed because memory ran out.
         was_surprised, self._registered.was_surprised = self._registered.was_surprised, False
         self._registered.has_lost = False
         if run is not None:
@@ -713,14 +724,18 @@ class Supervisor:
 
     @staticmethod
     def _is_chained(run: Run | None) -> bool:
-        """Return whether a run uses the processes that hold a session's variables. These processes
-        are stopped between calls, but not during such a run.
+        """Return whether `run` is a session's Python run. Only such a run uses the processes that
+        hold the session's variables. At all other times, these processes are suspended (SIGSTOP).
         """
         return run is not None and run.keep and run.program == "python"
 
     def _watch_chain(self, run: Run | None, now: float) -> None:
-        """Kill the processes that hold a session's variables if one of them is not stopped,
-        although no run uses them. `run` is the current run, and `now` the current time.
+        """Check that the processes that hold the session's variables are suspended (SIGSTOP). Do
+        nothing while a run uses them, or if the next check is not yet due.
+
+        If one of them does not stay suspended, kill all of them. Between runs, also kill them if
+        the container has other processes of programs. `run` is the current run or None, and `now`
+        the current time.
         """
         if now < self._watch_at or not self._chain.pids or self._is_chained(run):
             return
@@ -753,8 +768,8 @@ class Supervisor:
         return max(0.0, min(times) - now)
 
     def _waits_until(self) -> float:
-        """Return the time at which this container ends if no engine takes it over, or infinity if
-        the container has a host.
+        """Return the time until which this container waits for another engine. If no engine has
+        taken it over by then, it ends. Return infinity if the container does not wait.
         """
         if self._left_at is None or self._host.keep is None:
             return math.inf
@@ -791,14 +806,16 @@ class Supervisor:
             self._stop(run, "cpu_time")
 
     def _look_at_killed(self, run: Run, pid: int, now: float) -> None:
-        """Check a run that was killed, but whose end no zygote has reported.
+        """Check whether a killed run is over although no zygote has reported its end. `pid` is the
+        run's first process, and `now` is the current time. Do nothing if the next check is not yet
+        due.
 
-        If the run's first process `pid` is dead, conclude the run here, because another process of
-        the run prevents the report. If `pid` is alive, stop all registered processes, because they
-        may use the CPU time that `pid` needs to end.
+        If `pid` is dead, conclude the run. Otherwise, suspend all registered processes (SIGSTOP)
+        until the run is concluded.
         """
         if now >= run.look_at:
             run.look_at = now + HIDDEN_S
+            # If it has ended, another process of the run prevents the report.
             if processes.has_ended(pid):
                 self._conclude(run)
             elif self._registered.pids:
@@ -807,8 +824,8 @@ class Supervisor:
 
 
 def _has_cpu_limit(run: Run) -> bool:
-    """Return whether a run's CPU time must be checked. It need not be if the run cannot reach its
-    CPU limit before its wall time limit.
+    """Return whether the CPU time of `run` must be checked. This is so if the CPU limit is below
+    the wall time limit, or if the wall clock was paused during the run.
     """
     return run.was_paused or run.limits.cpu_s < run.limits.wall_s
 

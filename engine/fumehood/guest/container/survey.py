@@ -91,9 +91,9 @@ class Survey:
         return total.hexdigest()
 
     def told(self, most: int) -> dict[str, Any]:
-        """Return the answer to the host. It contains the survey's hash, and as many entries as fit
-        into one answer, but at most `most`. It also contains the number and the total size of the
-        existing entries that a deletion would remove: those at or below the request's paths.
+        """Return the answer to the host. It contains the survey's hash and entries: at most `most`
+        entries, and only as many as fit into one answer. `count` and `size` are the number and
+        total size of existing entries at or below those requested paths that are not refused.
         """
         shown: list[Entry] = []
         room = MAX_ANSWER_BYTES
@@ -163,8 +163,9 @@ class Survey:
     # -- a deletion ---------------------------------------------------------------------
 
     def _look_before_deleting(self, paths: list[str], recursive: bool) -> None:
-        """Survey the paths in the order in which they would be deleted. An entry that is deleted
-        with an earlier path counts as missing for later paths.
+        """Survey `paths` as if they were deleted in this order. If an earlier deletion would remove
+        a later path, the later path counts as missing. `recursive` says whether directories are
+        deleted together with their content.
         """
         gone: set[str] = set()
         for path in paths:
@@ -212,9 +213,10 @@ class Survey:
     @contextmanager
     def _parent(self, path: str, *, may_lack: bool = False) -> Iterator[tuple[int, str]]:
         """Record each directory above `path` in this survey. Yield a descriptor of the directory
-        that contains `path`, and the last name in `path`. If `may_lack` is True and a directory is
-        missing, yield a descriptor of the last existing directory and the first missing name
-        instead.
+        that contains `path`, and the last name in `path`.
+
+        If `may_lack` is True and a directory is missing, yield a descriptor of the last existing
+        directory and the missing directory's name instead.
 
         Raises:
             Refused: the path cannot be followed, or a directory is missing and `may_lack` is False.
@@ -245,9 +247,11 @@ class Survey:
                 os.close(directory)
 
     def _note(self, path: str, name: str, directory: int, status: os.stat_result) -> Any:
-        """Record the entry `name` of the open directory `directory`. `path` is the entry's whole
-        path. Return the hash object of the entry's content if the entry is a file that was read
-        now. Return None if it is not a file, was recorded earlier, or cannot be read.
+        """Record the entry `name` of the open directory `directory`, unless it is already recorded.
+        `path` is the entry's whole path, and `status` its status.
+
+        Return the hash object of a file's content. Return None if the entry is not a file, was
+        already recorded, is too large, or cannot be read. Raises Refused if the path is too long.
         """
         if path in self._entries:
             return None
@@ -290,11 +294,12 @@ class Survey:
 
 
 def hold_to(request: dict[str, Any]) -> dict[str, Outcome]:
-    """Survey the workspace again for an approved request. Check that the survey's hash is still the
-    approved hash, `request["expected"]`. Return each refused path with its outcome.
+    """Survey the workspace again for an approved request. Return the outcomes of all refused paths,
+    by path.
 
     Raises:
-        Refused: the hash differs, because the workspace has changed.
+        Refused: the survey's hash is not the approved hash, `request["expected"]`, because the
+            workspace has changed.
     """
     survey = Survey(request)
     if survey.base() != request["expected"]:
@@ -336,8 +341,8 @@ def _shown(path: str, kind: str) -> Entry:
 
 
 def _text(name: str, field: str) -> Entry:
-    """Return an entry with a single field `field`, whose value is `name` as text. If `name` is not
-    UTF-8, its invalid bytes are escaped, and a second field has all bytes in base64.
+    """Return an entry whose field `field` is `name` as text. If `name` is not UTF-8, its invalid
+    bytes are escaped, and the entry also has a field with all its bytes in base64.
     """
     raw = os.fsencode(name)
     try:

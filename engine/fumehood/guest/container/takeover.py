@@ -35,9 +35,11 @@ REFUSED = 3
 
 class Takeover:
     """The supervisor's side of takeovers, in which another engine becomes the host of this
-    container. The other engine starts a relay in the container: a process that passes its own input
-    and output to the supervisor. This class receives the messages of relays. The current relay
-    stays alive until `let_go` releases it.
+    container.
+
+    The other engine starts a relay in the container. A relay is a process that passes its own input
+    and output to the supervisor. This object receives the messages of relays. The last accepted
+    relay stays alive until `let_go` releases it.
     """
 
     def __init__(self) -> None:
@@ -53,9 +55,9 @@ class Takeover:
         return int(self._held is not None)
 
     def accept(self, epoch: int) -> tuple[int, int, int] | None:
-        """Receive a relay's message. Return the new host's epoch, and descriptors of its input and
-        output. Return None if the message is refused, for example because its epoch is not above
-        `epoch`.
+        """Receive a relay's message. Return the epoch of the relay's engine, which is now the host,
+        and descriptors of the relay's input and output. Return None if the message is refused, for
+        example because its epoch is not above `epoch`.
         """
         try:
             said, descriptors, sender = receive(self.listener, EPOCH_BYTES, DESCRIPTORS)
@@ -80,9 +82,9 @@ class Takeover:
 
 
 def relay(config: dict[str, Any]) -> None:
-    """Pass this process's standard input and output to the supervisor, so that the engine that has
-    started this process becomes the container's host. Wait, and exit when the supervisor has
-    refused or released this process. `config["epoch"]` is the engine's number.
+    """Make the engine that has started this process the host of the container. For this, pass this
+    process's standard input and output to the supervisor. Exit when the supervisor has refused or
+    released this process. `config["epoch"]` is the number of the engine.
     """
     ours, theirs = socket.socketpair()
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as end:

@@ -55,8 +55,8 @@ class _Known:
 
 
 class Trees:
-    """Finds all processes below the keepers. The function `keepers` returns the process ids of the
-    keepers, and the function `own` returns the process ids of the guest's other processes.
+    """Finds all processes below the keepers, and all processes of programs that are not below a
+    keeper.
     """
 
     def __init__(
@@ -67,8 +67,8 @@ class Trees:
         cached: bool,
     ) -> None:
         """`keepers` returns the process ids of the keepers, and `own` those of the guest's other
-        processes. If `cached` is True, a process that was found below a keeper is remembered, and
-        its ancestors are not searched again.
+        processes. If `cached` is True, each process that was found below a keeper is remembered, so
+        its ancestors are searched only once.
         """
         self._keepers = keepers
         self._own = own
@@ -76,12 +76,12 @@ class Trees:
         self._known: dict[int, _Known] = {}
 
     def count(self) -> tuple[int, bool]:
-        """Return two values: the number of threads of the remembered processes, which were found
-        below keepers, and True if this number cannot have changed since the last count. Processes
-        that are gone are forgotten.
+        """Count the threads of all remembered processes below keepers. Forget processes that are
+        gone.
 
-        The second value is True only if no process is gone and none has used CPU time since the
-        last count, because a process that uses no CPU time neither starts nor ends a thread.
+        Return the number of threads, and whether this number is certainly the same as at the last
+        count. It is certain only if no process is new or gone, and no thread count has changed. In
+        addition, no process with several threads may have used CPU time.
         """
         count, is_same = 0, True
         for pid, known in list(self._known.items()):
@@ -93,6 +93,7 @@ class Trees:
                 del self._known[pid]
                 is_same = False
                 continue
+            # A process that uses no CPU time neither starts nor ends a thread.
             cpu_ns = kernel.process_cpu_ns(pid) if threads > 1 else None
             is_same = is_same and (threads, cpu_ns) == (known.threads, known.cpu_ns)
             known.threads, known.cpu_ns = threads, cpu_ns
@@ -100,9 +101,9 @@ class Trees:
         return count, is_same
 
     def strangers(self, spared: Collection[int] = ()) -> list[int]:
-        """Return the ids of all processes that do not run as root, or that vanish while they are
-        checked, except the processes below keepers, the processes in `spared` and their dead
-        children.
+        """Return the ids of all processes that do not run as root, except those that must be left
+        alone. These are the processes below keepers, the processes in `spared`, and dead children
+        of processes in `spared`. A process that vanishes during the search is included.
         """
         if not self._keepers():
             return processes.strangers(spared)
@@ -127,23 +128,26 @@ class Trees:
         return processes.kill(self.strangers(spared))
 
     def kill_living(self, spared: Collection[int]) -> int:
-        """Send SIGKILL to all processes whose ids `strangers` returns. Return how many of them
-        still existed. Unlike the result of `kill_all`, this number does not count processes that
-        have vanished. So it becomes 0 even if registered processes start and end all the time.
+        """Send SIGKILL to those processes found by `strangers` that still exist. Return their
+        number. `spared` has the same meaning as in `strangers`.
         """
+        # `kill_all` also counts vanished processes. So while registered processes start and end all
+        # the time, only this number becomes 0.
         return sum(processes.kill([pid]) for pid in self.strangers(spared) if status(pid))
 
     @contextmanager
     def frozen(self, spared: Collection[int]) -> Iterator[Callable[[], None]]:
-        """Yield a function that stops all processes below keepers. When the block is left, resume
-        the processes that the function has stopped. If this object was created with `cached` False,
-        as on gVisor, the function does nothing, because gVisor sends SIGHUP to process groups that
-        were stopped. `spared` has the same meaning as in `strangers`.
+        """Yield a function that suspends all processes below keepers (SIGSTOP). It can be called
+        several times. When the block is left, resume the processes that the function has suspended.
+        The processes in `spared` are not touched.
+
+        If this object was created with `cached` False, the function does nothing.
         """
         seen: set[int] = set()
         stopped: set[int] = set()
 
         def stop() -> None:
+            # Nothing is cached on gVisor, which sends SIGHUP to process groups that were stopped.
             for pid in self._look(spared)[1] if self._is_cached else ():
                 if not processes.is_stopped(pid):
                     if pid not in seen:
@@ -160,8 +164,8 @@ class Trees:
                     os.kill(pid, signal.SIGCONT)
 
     def forget(self) -> None:
-        """Forget all processes that were found below keepers. Called when a keeper is gone, because
-        the processes below this keeper have no keeper any more.
+        """Forget all remembered processes below keepers. Must be called when a keeper is gone,
+        because the processes that were below it are no longer below a keeper.
         """
         for known in self._known.values():
             os.close(known.descriptor)

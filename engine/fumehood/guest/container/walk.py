@@ -49,9 +49,11 @@ class Refused(Exception):
 
 @contextmanager
 def directory_at(path: str, *, make: bool = False, named: str = "") -> Iterator[int]:
-    """Open the directory `path` of the workspace, one name at a time, and yield its descriptor. If
-    `make` is True, create missing directories. If the access is refused, the message shows the path
-    `named`, or `path` if `named` is empty.
+    """Open the directory `path` of the workspace without following links, and yield its descriptor.
+    An empty path means the workspace itself. If `make` is True, create missing directories.
+
+    Raises Refused for the same reasons as `enter`. The error message shows the path `named`, or
+    `path` if `named` is empty.
     """
     directory = os.open(WORKSPACE, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -66,11 +68,12 @@ def directory_at(path: str, *, make: bool = False, named: str = "") -> Iterator[
 
 def enter(name: str, directory: int, path: str, *, make: bool = False) -> int:
     """Open the directory `name` in the open directory `directory`, and return its descriptor. If
-    `make` is True and it is missing, create it. `path` is the whole path, for messages.
+    `make` is True, first create the directory if it is missing. `path` is the whole path, for
+    messages.
 
     Raises:
         Refused: the directory is missing, is a link, is not a directory, or may not be entered by
-            this user.
+            this user. Also raised if `name` is not a plain name, such as `..`.
     """
     if name in ("", ".", ".."):
         raise Refused("invalid", "The path is not made of plain names.")
@@ -115,8 +118,11 @@ def status_of(name: str, directory: int, path: str) -> os.stat_result:
 
 def open_plain(name: str, directory: int, path: str, flags: int = os.O_RDONLY) -> int:
     """Open the plain file `name` in the open directory `directory`, and return its descriptor.
-    `path` is the whole path, for messages. The call never blocks. Raises Refused if `name` is
-    missing, or is not a plain file. A link is refused and not followed.
+    Opening never blocks. `path` is the whole path, for messages, and `flags` are those of
+    `os.open`.
+
+    Raises Refused if `name` is missing, is a link, or is not a plain file. Raises OSError if the
+    file cannot be opened.
     """
     status = status_of(name, directory, path)
     if stat.S_ISLNK(status.st_mode):
@@ -129,9 +135,10 @@ def open_plain(name: str, directory: int, path: str, flags: int = os.O_RDONLY) -
 
 @contextmanager
 def new_file(directory: int, mode: int = 0o644) -> Iterator[tuple[int, str]]:
-    """Create a file in an open directory, and yield the file's descriptor and its temporary name,
-    which programs cannot predict. Listings leave files with such a name out, so the block must
-    rename the file when it is complete. If the block fails, the file is removed.
+    """Create a file in the open directory `directory`. Yield the file's descriptor and its
+    temporary name, which no program can predict. The block must rename the file when it is
+    complete, because listings do not show such names. If the block raises an exception, the file is
+    removed.
     """
     name = f"{WRITE_PREFIX}{os.urandom(16).hex()}"
     with held(os.open(name, NEW_FLAGS, mode, dir_fd=directory)) as descriptor:
@@ -144,9 +151,7 @@ def new_file(directory: int, mode: int = 0o644) -> Iterator[tuple[int, str]]:
 
 
 def empty(directory: int) -> None:
-    """Remove everything in an open directory. Nested directories are moved up into this directory
-    before they are removed. So few descriptors are enough, however deep the nesting is.
-    """
+    """Remove everything in the open directory `directory`, however deep the nesting is."""
     while names := os.listdir(directory):
         for name in names:
             if not is_directory(name, directory):
@@ -155,6 +160,7 @@ def empty(directory: int) -> None:
             os.chmod(name, 0o700, dir_fd=directory)
             with held(os.open(name, DIRECTORY_FLAGS, dir_fd=directory)) as inner:
                 for below in os.listdir(inner):
+                    # Moved up, so that few descriptors are enough for any depth.
                     if is_directory(below, inner):
                         os.chmod(below, 0o700, dir_fd=inner)
                         # A name that a program could not predict and use.

@@ -68,9 +68,9 @@ class Mounts:
         self._changes.register(self._watched, select.POLLPRI)
 
     def are_clean(self) -> bool:
-        """Return whether all mounts except those in `kept` are as they were before any run: the
-        numbers of used blocks and inodes must be unchanged. If a file system does not count inodes,
-        all these mounts must be empty instead.
+        """Return whether all mounts except those in `kept` are as they were before any run. This is
+        so if the numbers of their used blocks and inodes are unchanged. If a file system does not
+        count inodes, all these mounts must be empty instead.
         """
         if not self._count_inodes:
             return not any(os.listdir(path) for path in self.emptied)
@@ -85,18 +85,19 @@ class Mounts:
         return False
 
     def are_the_same(self) -> bool:
-        """Return whether nothing was mounted, unmounted or remounted. The table of mounts is read
-        only if the operating system signals a change. *Source*: proc_pid_mounts(5).
+        """Return whether the table of mounts is the same as when this object was created. *Source*:
+        proc_pid_mounts(5).
         """
+        # The table is read only if the operating system signals a change.
         return not self._changes.poll(0) or _mount_table() == self._table
 
 
 def message_queues(path: str = "/dev/mqueue") -> list[str]:
-    """Return the names of the existing POSIX message queues. There should be none, because the
-    system-call filter forbids programs to create them. A queue would outlive the processes of a
-    run.
+    """Return the names of all POSIX message queues in the container. Return no names if they cannot
+    be listed. There should be none, because the system-call filter forbids programs to create them.
     """
     try:
+        # A queue would outlive the processes of the run that created it.
         return os.listdir(path)
     except OSError:
         return []
@@ -108,12 +109,12 @@ def _mount_table() -> bytes:
 
 
 def keep_house(run_id: int, tell: Tell, mounts: Sequence[str], since_ns: int | None = None) -> int:
-    """Use `tell` to send the workspace's files, and the figures that the program has drawn, to the
-    host as results of the run `run_id`. Then empty `mounts`. Return the number of files that were
-    not sent.
+    """Send the results of the run `run_id` to the host, and then empty `mounts`. The results are
+    the files of the workspace, if `mounts` contains it, and the figures that the program has drawn.
+    Return the number of files that were not sent. `tell` sends one message to the host.
 
-    If `since_ns` is given, send only the workspace's files that have changed since that time, and
-    remove only the figures.
+    If `since_ns` is given, send only those files of the workspace that have changed since this
+    time. In this case, `mounts` are not emptied, and only the figures are removed.
     """
     handing = _Handing(run_id, tell)
     if WORKSPACE in mounts:
@@ -128,10 +129,11 @@ def keep_house(run_id: int, tell: Tell, mounts: Sequence[str], since_ns: int | N
 
 
 def has_changed(since_ns: int) -> bool:
-    """Return whether there may be files to send to the host: figures, or files changed since the
-    time `since_ns`. Return True if this cannot be determined. Only names and times are read,
-    because the supervisor calls this function, and it has no right to read the files' content.
+    """Return whether there may be files to send to the host. These are figures, and files of the
+    workspace that have changed since the time `since_ns`. Return True if this is uncertain, for
+    example because there are too many files.
     """
+    # Only names and times are read. The supervisor has no right to read the content.
     left = QUICK_LOOKS
     waiting = [WORKSPACE]
     while waiting:
@@ -168,9 +170,9 @@ class _Handing:
         self._bytes = 0
 
     def all_below(self, root: str, kind: str, since_ns: int) -> None:
-        """Send each plain file below the directory `root` that has changed since the time
-        `since_ns`, sorted by path, except files in `.git` directories. `kind` is the kind of these
-        files.
+        """Send the plain files below the directory `root` to the host, sorted by path. Only files
+        that have changed since the time `since_ns` are sent, and no files in `.git` directories.
+        `kind` is the kind that is reported with each file.
         """
         for path, directory, name, found in _walk(root):
             is_old = found.st_ctime_ns < since_ns  # only the kernel sets this time
@@ -210,9 +212,9 @@ def _hand_over(run_id: int, tell: Tell, path: str, descriptor: int, size: int, k
 
 
 def _walk(root: str) -> Iterator[tuple[str, int, str, os.stat_result]]:
-    """Yield all entries below the directory `root` except directories, sorted by path. Each entry
-    is a tuple: path, descriptor of its directory, name, status. A directory that cannot be opened,
-    or is nested too deeply, is yielded as an entry itself.
+    """Yield everything below the directory `root`, sorted by path: path, descriptor of the entry's
+    directory, name, and status. Directories are entered and not yielded. If a directory cannot be
+    opened, or is nested too deeply, it is yielded instead.
     """
     top = os.open(root, os.O_RDONLY | os.O_DIRECTORY)
     open_directories = [("", top, os.fstat(top), _names(top))]
@@ -245,10 +247,11 @@ def _names(directory: int) -> list[str]:
 
 
 def _open(name: str, directory: int, found: os.stat_result) -> int:
-    """Open the file or directory `name` in `directory` for reading. `found` is its status.
+    """Open the file or directory `name` in `directory` for reading, and return its descriptor.
+    `found` is its status. If its mode does not let its owner read it, first change the mode, which
+    `_close` restores.
 
-    If its mode does not let its owner read it, the mode is changed first; `_close` restores the
-    mode. Raises OSError if it cannot be opened.
+    Raises OSError if it cannot be opened.
     """
     is_directory = stat.S_ISDIR(found.st_mode)
     if _is_closed(found):

@@ -64,15 +64,16 @@ class Notice(NamedTuple):
 
 
 def order_child(orders: socket.socket, *descriptors: int) -> None:
-    """Send a zygote the order to fork a child, through the socket `orders`. `descriptors` are the
-    descriptors that the child gets, in the order of `PLACES`. Called by the supervisor.
+    """Order a zygote to fork a child. Called by the supervisor. The order is sent through the
+    socket `orders`, together with the `descriptors` for the child, in the order of `PLACES`.
     """
     socket.send_fds(orders, [FORK], descriptors)
 
 
 def run_zygote(orders: socket.socket, config: dict[str, Any], *, thin: bool) -> None:
-    """Load the modules that the children share, and then fork one child for each order until the
-    supervisor closes the socket `orders`. If `thin` is True, do not load the image's modules.
+    """Load the modules that the children share, and then fork one child for each order. Orders
+    arrive on the socket `orders`. When the supervisor closes this socket, the process ends. If
+    `thin` is True, do not load the image's modules.
     """
     kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
     kernel.prctl(kernel.PR_SET_DUMPABLE, 0)
@@ -135,12 +136,13 @@ def _fork() -> int | None:
 
 
 def _receive(orders: socket.socket) -> None:
-    """Receive an order to fork a child. Its descriptors get the lowest free numbers, which are
-    those in `PLACES`. End this process if the supervisor is gone, or if the order is invalid.
+    """Receive the supervisor's next order to fork a child, with the child's descriptors. End this
+    process if the supervisor is gone, or if the order is invalid.
     """
     try:
         order, descriptors, _ = receive(orders, 1, len(PLACES), socket.MSG_CMSG_CLOEXEC)
     except OSError:
         os._exit(0)
+    # Received descriptors get the lowest free numbers, which are those in `PLACES`.
     if order != FORK or tuple(descriptors) != PLACES:
         os._exit(0)

@@ -40,8 +40,8 @@ def watch() -> socket.socket:
 
 
 def drain(wakeup: socket.socket) -> None:
-    """Discard the bytes that were received on `wakeup`, the socket that `watch` returned. Call this
-    before `reap`, so that no child's end is missed.
+    """Discard everything that was received on `wakeup`, the socket that `watch` returned. The
+    caller must call this before `reap`, so that no child's end is missed.
     """
     try:
         while wakeup.recv(512):
@@ -68,9 +68,9 @@ CLAIMABLE = ("memory", "output", "policy")
 
 
 def judge(reply: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-    """Return how a run ended, such as "ok", and the claim to report to the host. `reply` is the
-    message that the run's child has sent. The child may claim only the kinds of failure in
-    `CLAIMABLE`. Every other error counts as an exception.
+    """Return two values: how a run ended, such as "ok", and the claim to report to the host.
+    `reply` is the message of the run's child. If `reply` has an error whose kind is not in
+    `CLAIMABLE`, the run counts as ended by an exception.
     """
     error = reply.get("error")
     if error is None and isinstance(reply.get("result"), dict):
@@ -82,9 +82,9 @@ def judge(reply: dict[str, Any]) -> tuple[str, dict[str, Any]]:
 
 
 def ending_of(exit_code: int | None, signal_number: int | None) -> str:
-    """Return how a run ended, such as "exit". Used for a run whose process has sent no reply and
-    was not killed by the supervisor. The process ended with `exit_code` or by the signal
-    `signal_number`. The other parameter is None.
+    """Return how a run ended, such as "exit". Used if the run's process has sent no reply and was
+    not killed by the supervisor. The process ended either with `exit_code` or by the signal
+    `signal_number`; the other of these two parameters is None.
     """
     if signal_number == signal.SIGSYS:
         return "policy"
@@ -121,22 +121,22 @@ def peak_bytes(pid: int) -> int | None:
 
 
 def is_sealed(pid: int, own_filters: int | None) -> bool:
-    """Return whether a child has sealed itself. For this, the operating system must show that the
-    child has dropped its privileges and installed a system-call filter of its own.
-
-    In a container or a hardened service, every process inherits a filter. Therefore the child must
-    have more filters than this process, which has `own_filters`.
+    """Return whether the child `pid` has given up its rights, as the operating system shows them.
+    It must no longer be able to gain privileges, and must have installed its own system-call
+    filter. `own_filters` is the number of filters of this process, or None if unknown.
     """
     shown = status(pid)
     return field(shown, b"NoNewPrivs") == b"1" and is_filtered(shown, own_filters)
 
 
 def is_filtered(shown: bytes, own_filters: int | None) -> bool:
-    """Return whether a process has more system-call filters than this process, which has
-    `own_filters`. `shown` is what `status` has returned for the process. If the kernel does not
-    show one of the two numbers, it is enough that the process has a filter.
+    """Return whether a process has more system-call filters than this process. `shown` is what
+    `status` has returned for the process. `own_filters` is the number of this process's filters, or
+    None if it is unknown. If one of the two numbers is unknown, it is enough that the process has a
+    filter.
     """
     filters = field(shown, b"Seccomp_filters")
+    # In a container or a hardened service, every process inherits a filter.
     has_more = filters is None or own_filters is None or int(filters) > own_filters
     return field(shown, b"Seccomp") == b"2" and has_more
 
@@ -148,15 +148,15 @@ def own_filters() -> int | None:
 
 
 def status(pid: int | str) -> bytes:
-    """Return a process's status in /proc from the state field on, or b"" if the process is gone.
-
-    The part before the state field is left out, because it contains the name, which the process
-    chooses. gVisor does not escape line ends in the name, so a name could imitate any field.
+    """Return the status of the process `pid` in /proc, or b"" if the process is gone. Everything
+    before the state field is left out.
     """
     try:
         # Not `open()`, whose layers cost three times as much: this is asked for every call.
         file = os.open(f"/proc/{pid}/status", os.O_RDONLY)
         try:
+            # The part before the state contains the name, which the process chooses. gVisor does
+            # not escape line ends in the name, so a name could imitate any field.
             _, state, rest = os.read(file, STATUS_BYTES).rpartition(STATE)
         finally:
             os.close(file)
@@ -181,21 +181,19 @@ def size(value: bytes | None) -> int | None:
 
 
 def kill_below(pid: int) -> set[int]:
-    """Kill all descendants of the process `pid`, but not `pid` itself, and return their process
-    ids. If there are any descendants, also stop `pid`, because the caller kills it next.
-
-    Used by the jail's supervisor, which is the subreaper of all processes below it. The descendants
-    are found by their parents and not by their user, because on a host the operator's own processes
-    have the same user. Each process is stopped before its children are listed, so no child is
-    missed. Each process is killed through a descriptor, so no other process that has got the same
-    id meanwhile is killed.
+    """Kill all descendants of the process `pid`, and return their process ids. The process `pid`
+    itself is not killed. If it has descendants, it is stopped, so the caller should kill it next.
+    The caller must be the subreaper of these processes.
     """
+    # The descendants are found by their parents and not by their user: on a host, the operator's
+    # own processes have the same user.
     children = _children(pid)
     if not children:
         return set()
     _signal(pid, None, signal.SIGSTOP)
     parents = [pid]
     found: dict[int, int] = {}
+    # Each process is stopped before its children are listed, so no child is missed.
     while new := {
         child: parent for parent in parents for child in _children(parent) if child not in found
     }:
@@ -210,8 +208,8 @@ def kill_below(pid: int) -> set[int]:
 
 
 def _children(pid: int) -> list[int]:
-    """Return the process ids of all children of a process, also of those that threads other than
-    its first have forked. *Source*: proc_pid_task(5).
+    """Return the process ids of all children of a process. This includes children that other
+    threads than its first have forked. *Source*: proc_pid_task(5).
     """
     children: list[int] = []
     try:

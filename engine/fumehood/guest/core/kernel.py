@@ -47,15 +47,12 @@ def syscall(number: int, *arguments: int | ctypes._Pointer[ctypes.Structure]) ->
 
 
 def fork_for_parent() -> int:
-    """Fork a sibling of this process. Return the process id of the sibling in this process, and 0
-    in the sibling.
+    """Fork a new process that is a child of this process's parent. Return its process id in this
+    process, and 0 in the new process. Only the parent can reap the new process. When it ends, the
+    parent gets the same signal as for the end of this process.
 
-    A child that `os.fork` creates is a child of this process. The sibling is a child of this
-    process's parent instead, and only that parent can reap it. Use this function only in a process
-    with a single thread, so that no other thread holds a lock.
-
-    *Source*: clone(2), CLONE_PARENT. When the sibling ends, its parent gets the same signal as for
-    the end of this process.
+    The caller must have a single thread, so that no other thread holds a lock. *Source*: clone(2),
+    CLONE_PARENT.
 
     Raises:
         OSError: the kernel refuses.
@@ -108,8 +105,8 @@ _NO_CAPABILITIES = (_CapabilitySets * 2)()
 
 
 def warm_up() -> None:
-    """Touch the memory pages that the functions of this module use. Called before a fork, so that
-    these pages are not copied for each child. Nothing else changes.
+    """Touch the memory pages that the functions of this module use, and do nothing else. Called
+    before a fork, so that these pages are not copied for each child.
     """
     found = (_CapabilitySets * 2)()
     _checked(_libc.capget(_OWN_CAPABILITIES, found), "capget")
@@ -121,10 +118,10 @@ CAPABILITIES = 64
 
 
 def empty_bounding_set() -> None:
-    """Empty the bounding set of capabilities, so no descendant can gain a capability by starting a
-    program.
+    """Empty this process's bounding set of capabilities. Afterwards, no descendant can gain a
+    capability by starting a program.
 
-    Raises OSError if the kernel refuses, because CAP_SETPCAP is missing.
+    Raises OSError if the kernel refuses, which it does without CAP_SETPCAP.
     """
     for capability in range(CAPABILITIES):
         if _libc.prctl(PR_CAPBSET_DROP, capability, 0, 0, 0) == -1:

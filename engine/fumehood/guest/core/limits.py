@@ -39,8 +39,8 @@ CPU_BACKSTOP_S = 1
 
 def limit_self(open_files: int = 0) -> None:
     """Permanently lower those resource limits of this process that are the same for every call.
-    From now on, the process can open descriptors only with numbers below `open_files`, so with 0 it
-    can open none. Descriptors that are already open stay open.
+    From now on, new descriptors must have numbers below `open_files`. So if it is 0, nothing more
+    can be opened. Descriptors that are already open stay open.
     """
     for which, value in (*FIXED, (resource.RLIMIT_NOFILE, open_files)):
         resource.setrlimit(which, (value, value))

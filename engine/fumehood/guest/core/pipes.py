@@ -55,15 +55,16 @@ _CREDENTIALS = struct.Struct("3i")
 def receive(
     end: socket.socket, most_bytes: int, most_fds: int, flags: int = 0
 ) -> tuple[bytes, list[int], Sender | None]:
-    """Receive one message from the socket `end`, with at most `most_bytes` bytes and `most_fds`
-    descriptors. Return its bytes, its descriptors and its sender. The sender is None if the socket
-    lacks the option SO_PASSCRED.
+    """Receive one message from the socket `end`. `most_bytes` and `most_fds` are the maximum
+    numbers of bytes and descriptors, and `flags` are those of `recvmsg`.
 
-    Raises OSError if receiving fails. `socket.recv_fds` is not used, because it ignores `flags`.
+    Return the message's bytes, its descriptors and its sender. If the socket lacks the option
+    SO_PASSCRED, the sender is None. Raises OSError if receiving fails.
     """
     descriptors, sender = array.array("i"), None
     room = socket.CMSG_SPACE(most_fds * descriptors.itemsize)
     room += socket.CMSG_SPACE(_CREDENTIALS.size)
+    # `socket.recv_fds` ignores `flags`.
     data, ancillary, _, _ = end.recvmsg(most_bytes, room, flags)
     for level, kind, content in ancillary:
         if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
@@ -83,11 +84,12 @@ def held(descriptor: int) -> Iterator[int]:
 
 
 def write_all(descriptor: int, data: bytes, patience_s: float | None = None) -> None:
-    """Write all bytes to a descriptor. If the descriptor is non-blocking, wait until it is
-    writable, each time for at most `patience_s` seconds, or without limit if `patience_s` is None.
+    """Write all of `data` to a descriptor. If the descriptor is non-blocking, wait whenever it is
+    not writable. `patience_s` is the maximum number of seconds of each wait, and None means no
+    maximum.
 
     Raises:
-        TimeoutError: the other end has not read within `patience_s` seconds.
+        TimeoutError: a wait has lasted `patience_s` seconds.
         OSError: the other end is closed.
     """
     view = memoryview(data)

@@ -48,12 +48,12 @@ Instruction = tuple[int, int, int, int]
 def build(
     machine: str | None, rules: Mapping[str, Sequence[Instruction]], *otherwise: Instruction
 ) -> bytes:
-    """Return a filter, as bytes for `install`. `rules` maps names of system calls to their rules,
-    and the instructions `otherwise` decide all other calls. `machine` is an architecture such as
-    `x86_64`, and None means this machine.
+    """Return a system-call filter, as bytes for `install`. `rules` maps names of system calls to
+    their rules. Each rule must end with a verdict, such as `allow()`. The instructions `otherwise`
+    decide all other calls. `machine` is an architecture such as `x86_64`, or None for this machine.
 
-    Each rule must end with a verdict, such as `allow()`. Calls of another architecture or ABI end
-    the process. Rules for calls that the architecture lacks are omitted.
+    If a program makes a call of another architecture or ABI, its process is ended. Rules for calls
+    that the architecture lacks are omitted.
 
     Raises:
         OSError: the architecture is not supported.
@@ -124,9 +124,9 @@ def refuse_byte(argument: int, value: int) -> list[Instruction]:
 
 
 def allow_unless(values: Mapping[int, int], otherwise: Instruction) -> list[Instruction]:
-    """Return a rule that allows a call, unless all its arguments in `values` have the stated 32-bit
+    """Return a rule that allows a system call, unless all arguments in `values` have the given
     values. In that case, the verdict is `otherwise`. `values` maps the index of an argument to a
-    value.
+    32-bit value.
     """
     body: list[Instruction] = []
     for argument, value in values.items():
@@ -199,8 +199,8 @@ def install(program: bytes) -> None:
 
 
 def warm_up(program: bytes) -> None:
-    """Prepare what `install` needs for the filter `program`. Called before a fork. Without this,
-    each child would prepare it again, and memory pages would be copied for each child.
+    """Prepare what `install` needs for the filter `program`. Called before a fork, so that the
+    children share the result and need not prepare it themselves.
     """
     _header(program)
     kernel.warm_up()

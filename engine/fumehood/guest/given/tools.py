@@ -62,8 +62,8 @@ ABSENT = _Absent()
 
 
 class ToolCalls:
-    """Sends the tool calls of a program, and receives their answers. A session uses the same object
-    for all its programs, and calls `open` before each program.
+    """Sends the tool calls of programs, and receives their answers. `open` must be called before
+    each program. In a session, one object serves all programs.
     """
 
     def __init__(self) -> None:
@@ -76,8 +76,8 @@ class ToolCalls:
         return self._pid == os.getpid()
 
     def open(self, writing: threading.Lock) -> None:
-        """Allow tool calls from this process. `writing` is the lock that must be held while a frame
-        is written to the reply pipe.
+        """Allow tool calls from this process. Every thread that writes a frame to the reply pipe
+        must hold the lock `writing`.
         """
         self._writing = writing
         self._slots = threading.BoundedSemaphore(framing.MAX_OPEN_CALLS)
@@ -153,8 +153,8 @@ class ToolCalls:
 
 
 def _frame(number: int, tool: str, arguments: dict[str, Any]) -> bytes:
-    """Return the encoded message of one tool call. Raises ToolError if the supervisor or the host
-    would refuse the message, because the arguments are not JSON or the message is too long.
+    """Return the encoded message of one tool call. Raises ToolError if the arguments are not JSON,
+    or if the message is too long.
     """
     try:
         strict_json.loads(strict_json.dumps(arguments), max_depth=strict_json.MAX_VALUE_DEPTH)
@@ -185,8 +185,8 @@ def _refused(message: str) -> ToolError:
 
 
 def make_module(tools: Sequence[dict[str, Any]], call: Send) -> types.ModuleType:
-    """Return the module `tools` of a program. For each tool description in `tools`, the module has
-    a function that calls the tool by means of `call`.
+    """Return the module `tools` for a program. The module has one function for each tool
+    description in `tools`. Each function makes its tool call with `call`.
     """
     module = types.ModuleType("tools", "Other tools. A call that fails raises ToolError.")
     functions = [_function(tool, call) for tool in tools]
@@ -198,8 +198,8 @@ def make_module(tools: Sequence[dict[str, Any]], call: Send) -> types.ModuleType
 
 
 def _function(tool: dict[str, Any], call: Send) -> Callable[..., Any]:
-    """Return a Python function that calls the tool with the arguments that the function was given.
-    Arguments with the value `ABSENT`, which means that no value was given, are not sent.
+    """Return a Python function that calls `tool` with the arguments that the function gets. `call`
+    makes the tool call. Arguments with the value `ABSENT` are not sent.
     """
     name, signature = tool["name"], _signature(tool["parameters"])
     others = next((p.name for p in signature.parameters.values() if p.kind is p.VAR_KEYWORD), "")
@@ -223,8 +223,10 @@ def _function(tool: dict[str, Any], call: Send) -> Callable[..., Any]:
 
 
 def _signature(parameters: dict[str, Any]) -> inspect.Signature:
-    """Return the signature of a tool's function: required parameters, then optional ones, then
-    `**others` for all arguments whose names are not valid in Python or not in the schema.
+    """Return the signature of the function for a tool. `parameters` is the JSON schema of the
+    tool's parameters. Required parameters come first, then optional ones, and then `**others` if
+    needed. `**others` takes arguments that are not in the schema, or whose names are not valid in
+    Python.
     """
     properties = parameters.get("properties") or {}
     required = parameters.get("required") or ()
@@ -242,9 +244,10 @@ def _signature(parameters: dict[str, Any]) -> inspect.Signature:
 
 
 def _is_plain(name: str) -> bool:
-    """Return whether a name can be a parameter's name. Names that are not ASCII cannot, because
-    Python normalizes identifiers, so such an argument could not be passed.
+    """Return whether `name` can be the name of a parameter of a Python function. Names with
+    characters outside ASCII cannot.
     """
+    # Python normalizes identifiers, so an argument with a name outside ASCII could not be passed.
     return name.isascii() and name.isidentifier() and not keyword.iskeyword(name)
 
 
@@ -270,7 +273,7 @@ def _documentation(tool: dict[str, Any]) -> str:
 
 
 class Maker:
-    """Creates a new module `tools` for each program that this process runs. In a session, these are
+    """Creates a new module `tools` for each program of this process. In a session, one process runs
     several programs, one after the other.
     """
 
@@ -278,9 +281,9 @@ class Maker:
         self._calls = ToolCalls()
 
     def make(self, sent: Any, writing: threading.Lock) -> types.ModuleType:
-        """Create and return the module with the tools of a program. The program may call the tools
-        from now on. `sent` are the tool descriptions that the host has sent. `writing` is the lock
-        that is held while a message is written.
+        """Create and return the module `tools` for a program, and allow tool calls from now on.
+        `sent` are the tool descriptions from the host. Every thread that writes a message must hold
+        the lock `writing`.
         """
         self._calls.open(writing)
         return make_module(sent, self._calls.call)

@@ -87,8 +87,9 @@ def evaluate(text: str) -> Any:
 
 def render(value: Any, precision: int | None, max_bytes: int) -> dict[str, Any]:
     """Return the result as `{value, text}`. `value` is the value as JSON, with None in place of
-    integers that JSON cannot hold exactly. `text` is the value as text, in which long lists are cut
-    soon after `max_bytes` characters. Both are rounded to `precision` digits if that is given.
+    integers that JSON cannot hold exactly. `text` is the value as text. Long lists in `text` are
+    cut soon after `max_bytes` characters. If `precision` is given, both are rounded to this number
+    of decimal places.
 
     Raises:
         TooLarge: lists are nested too deeply.
@@ -113,8 +114,8 @@ def preload() -> None:
 
 
 def _value(node: ast.expr) -> Any:
-    """Return the value of the expression `node`. The caller must have checked that the tables of
-    allowed nodes and names permit it.
+    """Return the value of the expression `node`. The caller must have checked it with `check_nodes`
+    and `check_names`.
     """
     interpreter = _interpreter()
     # asteval keeps errors, text and flow flags between runs; reset them for each expression.
@@ -130,8 +131,9 @@ def _value(node: ast.expr) -> Any:
 
 @functools.cache
 def _interpreter() -> asteval.Interpreter:
-    """Return an interpreter of asteval that evaluates only the kinds of syntax nodes in `HANDLED`.
-    Its operators and function calls raise TooLarge if a result would be too large.
+    """Return the interpreter of asteval that evaluates expressions. It accepts only the syntax
+    nodes in `HANDLED`. Its operators and function calls raise TooLarge if a result would be too
+    large.
     """
     interpreter = asteval.Interpreter(
         symtable={**CONSTANTS, **FUNCTIONS},
@@ -168,9 +170,10 @@ def _parse(text: str) -> ast.Expression:
 
 
 def _refuse_bare_comma(body: ast.expr, text: str) -> None:
-    """Raise NotationRefused if the expression `text` is like `1,000` or `2,5`. In Python, such an
-    expression is a tuple, but the caller means a number.
+    """Raise NotationRefused if the expression `text` is like `1,000` or `2,5`. `body` is the parsed
+    expression.
     """
+    # In Python, this is a tuple, but the caller means a number.
     if isinstance(body, ast.Tuple) and not text.lstrip().startswith("("):
         raise NotationRefused(
             "a comma outside brackets is no part of a number; write 1000 and 2.5, or [1, 2]"
@@ -178,9 +181,8 @@ def _refuse_bare_comma(body: ast.expr, text: str) -> None:
 
 
 def _root_cause(error: BaseException) -> BaseException:
-    """Return the exception that was raised first. `error` is the exception that asteval raises. It
-    has wrapped the first exception once for each level of the expression.
-    """
+    """Return the first exception in a chain of exceptions. `error` is the last one."""
+    # asteval wraps an exception once for each level of the expression.
     while error.__context__ is not None:
         error = error.__context__
     return error
@@ -201,9 +203,8 @@ def _rounded(value: Any, precision: int | None) -> Any:
 
 
 def _depth(value: Any) -> int:
-    """Return how deeply the lists of a value are nested. The function does not recurse, because a
-    very deep value would exceed Python's recursion limit.
-    """
+    """Return how deeply the lists of a value are nested."""
+    # No recursion: a very deep value would exceed Python's recursion limit.
     depth = 0
     level = [value]
     while any(isinstance(item, list | tuple) for item in level):
@@ -221,8 +222,8 @@ def _json_value(value: Any) -> Any:
 
 
 def _text(value: Any, max_chars: int) -> str:
-    """Return `repr(value)`. Lists are cut soon after `max_chars` characters, because the supervisor
-    refuses longer results anyway.
+    """Return `repr(value)`. If `value` is a list or tuple, the text is cut soon after `max_chars`
+    characters.
     """
     if not isinstance(value, list | tuple):
         return repr(value)
@@ -231,6 +232,7 @@ def _text(value: Any, max_chars: int) -> str:
     for item in value:
         parts.append(_text(item, max_chars - length))
         length += len(parts[-1]) + 2
+        # The supervisor refuses longer results anyway.
         if length > max_chars:
             break
     comma = "," if isinstance(value, tuple) and len(value) == 1 else ""
@@ -439,15 +441,12 @@ class Refused(Exception):
 
 
 def check_nodes(tree: ast.Expression) -> list[ast.AST]:
-    """Check every node in the syntax tree of an expression. Return all nodes, because later checks
-    need them as well.
-
-    This function does not recurse, because a very deep expression would exceed Python's recursion
-    limit.
+    """Check every node in the syntax tree of an expression, and return all nodes.
 
     Raises:
         Refused: a node is not allowed, a constant is not a number, or the tree is too deep.
     """
+    # No recursion: a very deep expression would exceed Python's recursion limit.
     level: list[ast.AST] = [tree]
     nodes: list[ast.AST] = []
     for _ in range(MAX_DEPTH):

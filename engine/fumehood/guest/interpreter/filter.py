@@ -45,11 +45,11 @@ CONDITIONAL: Rules = MappingProxyType(
 
 
 def build_interpreter_filter(machine: str | None = None) -> bytes:
-    """Return the interpreter's filter for a machine, as bytes for `seccomp.install`. If `machine`
-    is None, it is this machine.
+    """Return the system-call filter of the interpreter, as bytes for `seccomp.install`. `machine`
+    is the architecture, or None for the machine that runs this code.
 
     Raises:
-        OSError: the machine's architecture is not supported.
+        OSError: the architecture is not supported.
     """
     rules = {
         **{name: [seccomp.allow()] for name in COMMON_ALLOWED},

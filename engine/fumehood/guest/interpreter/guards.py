@@ -165,8 +165,8 @@ CONTAINERS = frozenset(
 
 @functools.cache
 def allowed_on(kind: type) -> frozenset[str]:
-    """Return the names of the attributes that a program may read on objects of the type `kind`:
-    those that `ATTRIBUTES` has for the type and for its bases.
+    """Return the names of the attributes that a program may read on objects of the type `kind`.
+    These are the names that `ATTRIBUTES` has for this type and for its bases.
     """
     return frozenset().union(*(ATTRIBUTES.get(base, frozenset()) for base in kind.__mro__))
 
@@ -228,10 +228,9 @@ class Guards(Uncopied):
         }
 
     def refused(self, why: str) -> Refused:
-        """Return the exception that a guard must raise to refuse an access. The first call creates
-        the exception with the message `why`, and stores it in `refusal`. Each later call returns
-        the same exception, because the first refusal is the one that is reported at the end of the
-        run.
+        """Record in `refusal` that an access was refused, and return the exception that the guard
+        must raise. `why` is the exception's message. If an access was refused before, that earlier
+        exception is returned instead.
         """
         self.refusal = self.refusal or Refused(why)
         return self.refusal
@@ -268,9 +267,10 @@ class Guards(Uncopied):
         raise AttributeError(f"{what} has no attribute {name!r}")
 
     def changeable(self, holder: Any) -> Any:
-        """Return the object on which the program may set and delete items and attributes of
-        `holder`: usually `holder` itself, or a stand-in that allows only certain attributes. Raises
-        Refused if `holder` may not be changed.
+        """Return the object on which the program may set and delete items and attributes instead of
+        `holder`. This is `holder` itself, or a stand-in that allows only certain attributes.
+
+        Raises Refused if programs may not change `holder`.
         """
         kind = type(holder)
         if kind in CONTAINERS or kind in self.classes or kind in _UNCHANGEABLE:
@@ -410,8 +410,8 @@ class ProgramClasses(Uncopied):
         return kind in self._made
 
     def make(self, name: str, bases: tuple[type, ...], namespace: dict[str, Any]) -> type:
-        """Create a class and return it. A `class` statement of a program calls this method instead
-        of a metaclass. `namespace` contains the members of the class.
+        """Create a class of the program and return it. `namespace` contains the members of the
+        class.
 
         Raises:
             Refused: programs may not use one of the bases, or define one of the members.
@@ -432,13 +432,13 @@ class ProgramClasses(Uncopied):
         return made
 
     def named_tuple(self, *values: Any, **keywords: Any) -> type:
-        """Implement `collections.namedtuple`. The library's own function is not used, because it
-        uses `eval` and frames.
+        """Implement `collections.namedtuple` for programs.
 
         Raises:
             ValueError: a name is not an identifier, is a keyword, begins with an underscore or is
                 repeated, or there are more defaults than fields.
         """
+        # The library's own function uses `eval` and frames.
         name, fields, defaults = _name_and_fields(*values, **keywords)
         names = tuple(fields.replace(",", " ").split() if type(fields) is str else map(str, fields))
         given = tuple(defaults or ())
@@ -479,11 +479,9 @@ class ProgramClasses(Uncopied):
         return made
 
     def defines(self, order: Iterable[type], name: str) -> bool | None:
-        """Return whether the member `name` comes from a class that the program has defined. Return
-        None if no class in `order` has this member.
-
-        `order` is a method resolution order, so the first class in it that has the member is
-        decisive, as in Python.
+        """Return True if the program has defined the class from which the member `name` is taken,
+        and False if it is another class. This class is the first one in `order`, a method
+        resolution order, that has the member. Return None if no class has it.
         """
         for kind in order:
             if name in vars(kind):

@@ -107,10 +107,8 @@ def _members(module: Any, words: str) -> dict[str, Any]:
 
 
 def named(**functions: Any) -> dict[str, Any]:
-    """Set the name of each function to its keyword, and return the functions by name. Used for
-    functions that replace Python's own functions, so that Python's messages about wrong arguments
-    show the usual names.
-    """
+    """Set the name of each function to its keyword, and return the functions by name."""
+    # Python's messages about wrong arguments then show the name of the function that is replaced.
     for name, function in functions.items():
         function.__name__ = function.__qualname__ = name
     return functions
@@ -153,13 +151,13 @@ def _loads(
 
 
 def _wraps(wrapped: Any) -> Callable[[Any], Any]:
-    """Implement `functools.wraps` for functions of the program: copy three fixed attributes from
-    `wrapped`. Python's own function is not used, because it copies any attributes that the caller
-    names.
+    """Implement `functools.wraps` for functions of the program. Only three fixed attributes are
+    copied from `wrapped`.
     """
 
     def decorate(function: Any) -> Any:
         if _is_own_function(function) and _is_own_function(wrapped):
+            # Python's own `wraps` copies any attributes that the caller names.
             for name in ("__name__", "__qualname__", "__doc__"):
                 setattr(function, name, getattr(wrapped, name))
         return function
@@ -299,15 +297,12 @@ FINDER = "_find_module_"
 
 
 class ModuleFinder:
-    """Finds the modules that one program imports. Each module is created at its first import.
-
-    Creating all modules in advance would add new references to hundreds of objects whose memory
-    pages the child shares with the zygote. Python counts the references in these pages, so each
-    child would get its own copy of the pages.
-    """
+    """Finds the modules that one program imports. Each module is created at its first import."""
 
     def __init__(self, made: Mapping[str, Mapping[str, Any]]) -> None:
         self._made = made  # what `MADE_FOR_EACH` names
+        # Creating all modules in advance would add references to hundreds of objects. Python counts
+        # references in the objects, so each child would get its own copy of their memory pages.
         self._found: dict[str, Module] = {}
 
     def find(self, name: str) -> Module:
@@ -324,12 +319,11 @@ class ModuleFinder:
 
 def import_module(name: Any, namespace: Any = None, *_: Any, **__: Any) -> Module:
     """Implement `__import__` for programs: look up the module `name`, without importing anything.
-
-    Python's C code also calls this function, for modules that it needs itself, such as `_strptime`.
-    Afterwards, it takes the real module from `sys.modules`. So for such a call, it does not matter
-    that this function returns an empty module.
+    Return an empty module if programs may not import it, or if no program has called this function.
     """
     finder = namespace.get(FINDER) if type(namespace) is dict else None
+    # Python's C code also calls this function for modules that it needs itself, such as
+    # `_strptime`. It ignores the result, and takes the real module from `sys.modules`.
     if type(finder) is not ModuleFinder or type(name) is not str:
         return Module("nothing", {})
     return finder.find(name)

@@ -112,21 +112,18 @@ class Refused(BaseException):
     """The program used a syntax node, name or object that programs may not use. The message says
     which.
 
-    This is not an `Exception`, and programs have no name for its base classes, so a program cannot
-    catch it with `except`. But a program can swallow it with `finally: return`. So the guards
-    remember each refusal, and the module `restricted` looks for it at the end of the run.
+    Programs cannot catch this exception. But a program can swallow it with `finally: return`, so
+    the guards also remember each refusal.
     """
 
 
 def check(tree: ast.Module) -> list[ast.AST]:
-    """Check every node of a program, and return the nodes.
-
-    This function does not recurse, because a very deep program would exceed Python's recursion
-    limit.
+    """Check every node of a program, and return all nodes.
 
     Raises:
         Refused: a node, identifier or import is not allowed, or the program is nested too deeply.
     """
+    # No recursion: a very deep program would exceed Python's recursion limit.
     level: list[ast.AST] = [tree]
     nodes: list[ast.AST] = []
     for _ in range(MAX_DEPTH):
@@ -189,11 +186,10 @@ def _check_comprehension(node: ast.comprehension) -> None:
 
 
 def _check_texts(node: ast.AST, texts: list[str]) -> None:
-    """Raise Refused if a name that a node stores as text is not allowed. Such names are those of
-    variables, parameters, keywords and imports. `texts` are all texts that the node stores.
-
-    The text of a constant is not a name, and `_check_attribute` checks the names of attributes.
+    """Raise Refused if one of `texts` is a name that programs may not use. `texts` are all texts
+    that `node` stores, such as the names of variables, parameters and imports.
     """
+    # A constant's text is not a name. `_check_attribute` checks the names of attributes.
     if not isinstance(node, ast.Constant | ast.Attribute):
         for text in texts:
             _check_name(node, text)
@@ -409,22 +405,22 @@ def compile_program(tree: ast.Module) -> CodeType:
 
 
 class ProgramPolicy(RestrictingNodeTransformer):
-    """RestrictedPython's policy, which rewrites the syntax tree of a program so that guards are
-    called. The methods below allow more than the original policy allows. Used only for trees that
-    `check` has accepted.
+    """RestrictedPython's policy, which rewrites the syntax tree of a program so that the program
+    calls guards. The methods below allow more than RestrictedPython's own policy. The tree must
+    have passed `check`.
     """
 
     def check_name(self, node: Any, name: str | None, allow_magic_methods: bool = False) -> None:
-        """Check a name as RestrictedPython does, but allow all special methods in `MAGIC_METHODS`,
-        and not only the eight that RestrictedPython allows.
+        """Check a name as RestrictedPython does, but also allow all special methods in
+        `MAGIC_METHODS`.
         """
         if allow_magic_methods and isinstance(node, ast.FunctionDef) and name in MAGIC_METHODS:
             return
         super().check_name(node, name, allow_magic_methods)
 
     def visit_Module(self, node: ast.Module) -> Any:
-        """If the last statement is an expression, assign its value to the variable `VALUE`, whose
-        name no program can use.
+        """If the program's last statement is an expression, assign its value to the variable
+        `VALUE`. No program can use this name.
         """
         visited: ast.Module = super().visit_Module(node)  # type: ignore[assignment]
         last = visited.body[-1] if visited.body else None
@@ -448,8 +444,8 @@ class ProgramPolicy(RestrictingNodeTransformer):
         return _guarded(node, guard, self.visit(node.value))
 
     def visit_AugAssign(self, node: ast.AugAssign) -> Any:
-        """Allow `+=` and similar statements for items and attributes. Such a statement is replaced
-        by a call of the guard that executes it.
+        """Allow `+=` and similar statements for items and attributes, by replacing the statement
+        with a call of a guard. The guard executes the statement.
         """
         target, operation = node.target, ast.Constant(IOPERATOR_TO_STR[type(node.op)])
         if isinstance(target, ast.Name):
@@ -471,11 +467,12 @@ class ProgramPolicy(RestrictingNodeTransformer):
         return node
 
     def visit_ClassDef(self, node: ast.ClassDef) -> Any:
-        """Transform a class statement as RestrictedPython does, and then copy the position in the
-        source to the transformed statement. RestrictedPython does not copy it, but tracebacks need
-        it to show the right line.
+        """Transform a class statement as RestrictedPython does, but keep its position in the
+        source.
         """
         visited: ast.ClassDef = super().visit_ClassDef(node)  # type: ignore[assignment]
+        # RestrictedPython does not copy the position, but tracebacks need it to show the right
+        # line.
         copy_locations(visited, node)
         for keyword in visited.keywords:
             ast.copy_location(keyword, node)

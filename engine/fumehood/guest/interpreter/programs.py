@@ -17,8 +17,10 @@ from fumehood.guest.process.zygote import run_child, run_probe
 
 
 def preload(config: dict[str, Any]) -> Callable[[int], None]:
-    """Load the calculator and restricted Python in the zygote. Return a function that each child
-    must call first, with the supervisor's process id as its argument. `config` is not used.
+    """Load the calculator and restricted Python in the zygote. `config` is not used.
+
+    Return a function that each child must call first. Its argument is the supervisor's process id.
+    It gives up the child's rights, and then answers requests.
     """
     filter_program = build_interpreter_filter()
     programs = {

@@ -60,15 +60,15 @@ def run(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def warm_up() -> None:
-    """Run a small program, to touch the memory pages that every program needs. A child does this
+    """Run a small program, to touch the memory pages that every program needs. A child must do this
     before it gets its request, so that no call waits for it.
     """
     strict_json.dumps(run({"arguments": {"code": _WARM_UP}, "output_bytes": 4096}))
 
 
 def preload() -> None:
-    """Run example programs in the zygote. Libraries fill caches at their first use, so the children
-    that are forked later share these caches.
+    """Run example programs in the zygote, so that libraries fill their caches. The children that
+    are forked later share these caches.
     """
     # Python prints a finaliser's exception to standard error, which a sealed child may not use.
     sys.unraisablehook = lambda _: None
@@ -79,11 +79,11 @@ def preload() -> None:
 
 
 def compile_checked(code: str) -> CodeType:
-    """Compile a program, after checking that its syntax, its imports and its names are allowed.
+    """Compile a program after checking its syntax, its imports and its names.
 
     Raises:
         SyntaxError: the program is not valid Python.
-        Refused: one of these checks or RestrictedPython refused the program.
+        Refused: the program uses something that is not allowed.
     """
     try:
         tree = ast.parse(code)
@@ -98,13 +98,11 @@ def compile_checked(code: str) -> CodeType:
 
 
 def simplify(tree: ast.Module) -> ast.Module:
-    """Remove annotations and `from __future__` from a program, and replace each bare `except:` by
-    `except Exception:`. Return `tree`, which is changed in place.
-
-    Annotations can be removed because they are never evaluated. A bare `except:` is replaced
-    because it could catch the sandbox's own exceptions. Only statements are visited, because
-    expressions contain none of these constructs. The new statements are all allowed in programs.
+    """Remove annotations and `from __future__ import annotations` from a program. Replace each bare
+    `except:` by `except Exception:`. `tree` is changed in place and returned.
     """
+    # Annotations are never evaluated. A bare `except:` could catch the sandbox's own exceptions.
+    # Only statements are visited, because expressions contain none of these constructs.
     waiting: list[ast.AST] = [tree]
     while waiting:
         node = waiting.pop()
@@ -364,7 +362,7 @@ def json_value(value: Any, max_bytes: int) -> Any:
     """Return the value as JSON, or None if JSON cannot hold it exactly.
 
     Raises:
-        OutputFull: the JSON is longer than `max_bytes`. The rest of the value is then not examined.
+        OutputFull: the JSON is longer than `max_bytes`.
     """
     try:
         return strict_json.exact(value, max_bytes)

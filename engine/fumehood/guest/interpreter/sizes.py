@@ -38,13 +38,13 @@ def checked(value: Any) -> Any:
 
 
 def check_literals(nodes: Iterable[ast.AST]) -> None:
-    """Check the size of the number literals among `nodes`. Python itself limits only decimal
-    literals, but not hexadecimal, octal and binary ones.
+    """Check the size of the number literals among `nodes`.
 
     Raises:
         TooLarge: a literal has more than 4,300 digits.
     """
     for node in nodes:
+        # Python itself limits only decimal literals, but not hexadecimal, octal and binary ones.
         if isinstance(node, ast.Constant):
             checked(node.value)
 
@@ -129,10 +129,11 @@ def product(values: Iterable[Any], start: Any = 1) -> Any:
 
 
 def total(values: Iterable[Any], start: Any = 0) -> Any:
-    """Implement `sum`, but only for numbers, because adding many lists takes quadratic time. Raises
-    TooLarge if the result would exceed the limits.
+    """Implement `sum`, but only for numbers. Raises TypeError for other values, and TooLarge if the
+    result would exceed the limits.
     """
     result = start
+    # Only numbers, because adding many lists takes quadratic time.
     for value in _numbers([start, *values])[1:]:
         result = checked(result + value)
     return result
@@ -147,9 +148,8 @@ def least_common_multiple(*values: int) -> int:
 
 
 def rounded(value: Any, digits: Any = None) -> Any:
-    """Implement `round`. Raises TooLarge if an integer is rounded to too many places before the
-    point, because rounding to -n places computes 10**n.
-    """
+    """Implement `round`. Raises TooLarge if an integer is rounded to more than 4,300 places."""
+    # Rounding an integer to -n places computes 10**n.
     if digits is not None and isinstance(value, int) and abs(_whole(digits)) > MAX_INTEGER_DIGITS:
         raise TooLarge(f"round() takes at most {MAX_INTEGER_DIGITS} places")
     return round(value, digits)

@@ -21,20 +21,17 @@ from fumehood.guest.core.modules import modules_of
 
 
 class Maker(Protocol):
-    """Creates one kind of module that the guest provides to programs, such as `tools`. Each program
-    gets a new module.
-    """
+    """Creates one kind of module for programs, such as `tools`. Each program gets a new module."""
 
     def make(self, sent: Any, writing: threading.Lock) -> ModuleType:
-        """Return the module for a program that is about to start. The program can import it.
-
-        `sent` is what the host sent for the module. The module's functions hold the lock `writing`
-        while they write a message to the reply pipe.
+        """Create and return the module for the program that starts next. `sent` is what the host
+        has sent for this module. The module's functions must hold the lock `writing` while they
+        write a message to the reply pipe.
         """
 
     def close(self) -> None:
-        """Stop the module from sending anything more, because the program has ended. Waits until no
-        frame is being written.
+        """Prevent the module from sending anything more, because its program has ended. If the
+        module is writing a message, wait until it is complete.
         """
 
 
@@ -42,8 +39,8 @@ _MODULES = modules_of(given)
 
 
 class GivenModules:
-    """Provides programs with the modules that the guest creates for them, such as `tools`. One
-    object serves all programs that run in a process, one after the other.
+    """Creates the modules that programs get from the guest, such as `tools`. One object serves all
+    programs of a process, one after the other.
     """
 
     def __init__(self) -> None:
@@ -53,9 +50,9 @@ class GivenModules:
         """Id of the process whose program has given modules now, or 0 if no program has any."""
 
     def give(self, arguments: Mapping[str, Any]) -> None:
-        """Create the modules of the next program. `arguments` are the arguments of its call: the
-        program gets a module if there is an argument with the module's name. Modules that only an
-        earlier program had are removed.
+        """Create the modules of the program that starts next. `arguments` are the arguments of its
+        call. If there is an argument with a module's name, the program gets that module. Modules of
+        the earlier program that this program does not get are removed.
         """
         self._writing = threading.Lock()  # a thread of the last program may hold the old lock
         for name, module in _MODULES.items():
@@ -77,7 +74,7 @@ class GivenModules:
 
     @property
     def writing(self) -> contextlib.AbstractContextManager[Any]:
-        """A context that other code must enter to write a frame, so that the frame is not written
-        into the middle of a module's frame.
+        """A context in which no module writes a message. Other code must enter it to write a
+        message of its own.
         """
         return self._writing if self._pid == os.getpid() else contextlib.nullcontext()

@@ -26,8 +26,8 @@ Around = Callable[[], AbstractContextManager[object]]
 
 
 class Results(Protocol):
-    """Collects what programs produce with one library, such as figures, and stores these results
-    for the host, to which they are sent later.
+    """Collects what programs produce with one library, such as figures, and stores it. The stored
+    results are sent to the host later.
     """
 
     notes: list[str]
@@ -37,8 +37,8 @@ class Results(Protocol):
         """Prepare for the next run."""
 
     def take(self) -> None:
-        """Store the results of the run. Raises MemoryError if there is not enough memory. The
-        error's message says for which result, such as a figure.
+        """Store the results of the run. Raises MemoryError if there is not enough memory, with a
+        message that names the result.
         """
 
 
@@ -69,8 +69,8 @@ def late_modules() -> LateModules:
 
 
 class LateModules:
-    """An import finder that runs code before and after a module is loaded. `around` maps the name
-    of a module to a function that returns a context manager. The module is loaded inside this
+    """An import finder that runs code before and after a module is loaded. `around` maps the
+    module's name to a function that returns a context manager. The module is loaded inside this
     context.
     """
 
@@ -80,8 +80,8 @@ class LateModules:
     def find_spec(
         self, name: str, path: object = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Return the spec of the module `name` if it is in `around`, otherwise None. The spec's
-        loader loads the module inside the context from `around`.
+        """Return a spec for the module `name` if `around` has this name and the module exists.
+        Otherwise, return None. The spec's loader loads the module inside the context from `around`.
         """
         around = self.around.get(name)
         spec = PathFinder.find_spec(name, path, target) if around is not None else None  # type: ignore[arg-type]

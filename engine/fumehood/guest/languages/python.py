@@ -71,8 +71,7 @@ Report = Callable[[float, str], None]
 
 def preload(modules: Sequence[str] = ()) -> None:
     """Load common modules (`PRELOADED`) and the image's `modules`, so that all children share them.
-    Add the built-in names that Python lacks without the module `site`, and set up pandas if it was
-    loaded.
+    Also add the built-in names `exit`, `quit` and `help`. If pandas was loaded, set it up.
     """
     for library in LIBRARIES:
         library.preload(modules)
@@ -84,8 +83,8 @@ def preload(modules: Sequence[str] = ()) -> None:
 
 
 def expect_late() -> None:
-    """Arrange that a library, such as pandas, is set up when a program itself imports it. This is
-    needed for the libraries that `preload` has not loaded.
+    """Arrange that libraries that `preload` has not loaded are set up when a program imports them.
+    An example is pandas.
     """
     late = late_modules()
     for library in LIBRARIES:
@@ -112,8 +111,9 @@ def _add_site_names() -> None:
 
 
 def warm_up() -> None:
-    """Run a small program, to touch the memory pages that every program needs. Done before a
-    request arrives, so that no call waits for it. Standard output should be a null device.
+    """Run a small program, to touch the memory pages that every program needs. The process must do
+    this before it gets a request, so that no call waits for it. Standard output should be a null
+    device.
     """
     dummy = Program(memory_bytes=0)
     dummy.run(_DUMMY)
@@ -142,8 +142,8 @@ table.groupby("key")["value"].agg(["mean", "sum"])
 
 
 def get_ready() -> None:
-    """Reseed the random generators of Python and NumPy. Otherwise, all forks of one zygote would
-    draw the same numbers.
+    """Reseed the random generators of Python and NumPy. Each child must call this after the fork,
+    because otherwise all children would draw the same numbers.
     """
     random.seed()
     numpy_random = sys.modules.get("numpy.random")
@@ -153,10 +153,10 @@ def get_ready() -> None:
 
 class Program:
     """Runs programs in one main module, one after the other, so that a program can use the names of
-    earlier programs.
+    earlier programs. The process must have called `get_ready`.
 
-    Call `get_ready` first. `memory_bytes` bounds the size of figures that are saved as files. Each
-    call of `progress()` in a program is passed to `report`.
+    `memory_bytes` bounds the size of figures that are saved as files. Each call of `progress()` in
+    a program is passed to `report`.
     """
 
     def __init__(self, memory_bytes: int, report: Report = lambda percent, message: None) -> None:
@@ -172,8 +172,8 @@ class Program:
 
     def run(self, code: str, arguments: Mapping[str, Any] | None = None) -> tuple[int, Claim]:
         """Run the program `code`, and return its exit code and its claim. Threads of the program
-        may still be running. The program can import a module that the guest provides, such as
-        `tools`, if `arguments` has an argument with the module's name.
+        may still be running afterwards. If `arguments` has an argument with the name of a module
+        that the guest provides, such as `tools`, the program can import this module.
         """
         self._programs += 1
         self._code = code
@@ -205,8 +205,8 @@ class Program:
         self._given.close()
 
     def pause(self) -> None:
-        """Wait for all threads except daemon threads, and flush the program's files. Called before
-        this process is copied, because the copy may run the session's next program.
+        """Wait for all threads of the program except daemon threads, and flush its files. Must be
+        called before this process is copied.
         """
         for step in (_join_threads, _flush_files):
             try:
@@ -227,7 +227,7 @@ class Program:
 
 def _catch_spawn(code: Callable[[], str]) -> None:
     """Make processes that `multiprocessing` spawns load the running program as their main module.
-    `code` returns the program's text, which is written to a file for these processes.
+    `code` returns the text of the running program.
     """
     late_modules().around["multiprocessing.spawn"] = lambda: _spawn_caught(code)
     if "multiprocessing.spawn" in sys.modules:
@@ -318,18 +318,18 @@ def _execute(code: str, names: dict[str, Any], filename: str) -> Any:
 
 
 def _event_loop() -> Any:
-    """Return a runner with a new event loop, for a program with a top-level `await`. The loop ends
-    with the program, and then cancels all tasks that still run. It is not kept for the session's
-    next program, because another process runs that program.
+    """Return a runner with a new event loop, for a program with a top-level `await`. When the
+    runner is closed, it cancels all tasks that still run.
     """
     import asyncio
 
+    # Not kept for the session's next program, because another process runs that program.
     return asyncio.Runner()
 
 
 def _failure(error: BaseException) -> Claim:
-    """Return the claim for an exception, and print its traceback. The claim and the traceback show
-    only the program's own lines.
+    """Print the traceback of an exception, and return the claim for it. Both show only the
+    program's own lines.
     """
     try:
         described = traceback.TracebackException(
@@ -370,8 +370,8 @@ def _in_program(entry: TracebackType | None) -> TracebackType | None:
 
 
 def _last_line(error: BaseException) -> int | None:
-    """Return the number of the program's last line in an exception's traceback, or None if the
-    traceback has no line of the program.
+    """Return the number of the program's line in which an exception was raised. Return None if the
+    exception's traceback has no line of the program.
     """
     if isinstance(error, SyntaxError) and _is_program(error.filename):
         return error.lineno if _is_small(error.lineno) else None
@@ -389,8 +389,8 @@ def _is_small(number: Any) -> bool:
 
 
 def _exit_code(request: SystemExit) -> int:
-    """Return the exit code that Python would use: None gives 0, an integer its lowest 8 bits, and
-    anything else is printed and gives 1.
+    """Return the exit code that Python itself would use. This is 0 for None, and the lowest 8 bits
+    for an integer. Anything else is printed and gives 1.
     """
     code: object = request.code
     if code is None:
@@ -402,8 +402,8 @@ def _exit_code(request: SystemExit) -> int:
 
 
 def _finish(names: dict[str, Any]) -> None:
-    """Run the steps with which the interpreter ends a program: join threads, run exit handlers,
-    release the program's objects, and flush files.
+    """End a program as Python's interpreter does: join threads, run exit handlers, flush files, and
+    release the program's objects. `names` is the namespace of the program's main module.
     """
     for step in (
         threading._shutdown,  # type: ignore[attr-defined]
@@ -428,12 +428,12 @@ def _flush_streams() -> None:
 
 
 def _let_go(names: dict[str, Any]) -> None:
-    """Set all names of the program to None, so that its objects are released. Some objects, such as
-    open archives, write their last bytes only then. If a daemon thread still runs, do nothing,
-    because the thread may use the names.
+    """Set all names of the program to None, so that its objects are released. If a daemon thread
+    still runs, do nothing.
     """
     if len(sys._current_frames()) > 1:
         return  # a daemon thread would continue with names that are None
+    # Some objects, such as open archives, write their last bytes only when they are released.
     for name in list(names):
         if name != "__builtins__":
             names[name] = None
@@ -460,8 +460,8 @@ def _print_briefly(text: str) -> None:
 
 
 def open_standard_streams() -> None:
-    """Reopen the standard streams on descriptors 0, 1 and 2, flushed after each line, so that a
-    killed program's last output is not lost in a buffer.
+    """Reopen the standard streams on descriptors 0, 1 and 2. Output is flushed after each line, so
+    that the last output of a killed program is not lost.
     """
     sys.stdin = sys.__stdin__ = io.TextIOWrapper(  # type: ignore[misc]
         io.BufferedReader(io.FileIO(0, "r", closefd=False)), encoding="utf-8", errors="strict"
@@ -497,8 +497,10 @@ class NoValue:
 
 
 def success(value: Any) -> Claim:
-    """Return the claim for a value: its JSON, its text, and `notes` if the JSON is missing because
-    a table is too large."""
+    """Return the claim for a program that ended with `value`. It contains the value as JSON and as
+    text. If the value is a table that is too large for JSON, the JSON is None, and `notes` says
+    why.
+    """
     if value is NoValue or value is None:
         return {"result": {"value": None, "has_value": False, "value_repr": None}}
     notes = []
@@ -545,8 +547,9 @@ def shortened(text: str, most: int) -> str:
 
 
 def _end_of(text: str, most: int) -> str:
-    """Return the last `most` characters of a text. If they begin in the middle of a word or of a
-    private key, this first part of a word or key is left out.
+    """Return about the last `most` characters of a text. They never begin in the middle of a word
+    or of a private key: the rest of such a word or key is left out. At most `MAX_KEY_CHARACTERS`
+    characters of a word are left out.
     """
     at = len(text) - most
     begins = text.rfind(KEY_BEGINS, 0, at + len(KEY_BEGINS))
@@ -591,8 +594,8 @@ def plain_table(value: Any) -> Any:
 
 
 def _require_room(table: Any) -> None:
-    """Raise TooLarge if a table has too many cells for an answer. Checked before the table is
-    converted, because the conversion is slow.
+    """Raise TooLarge if a table has too many cells for an answer. The caller must check this before
+    it converts the table, because the conversion is slow.
     """
     if table.size * LEAST_CELL_BYTES > MAX_RECORDS_BYTES:
         raise TooLarge

@@ -42,8 +42,8 @@ def become_bash(command: str | None, argv: list[str] | None = None) -> NoReturn:
 
 def arguments_of_bash(command: str) -> tuple[list[str], tuple[int, ...]]:
     """Return two values: the arguments with which bash runs `command`, and the descriptors that
-    bash must inherit. A long command is written to an anonymous file, whose descriptor bash must
-    inherit. For a short command, there are no such descriptors.
+    bash must inherit. The second value is empty for a short command. A long command is written to
+    an anonymous file, whose descriptor bash must inherit.
     """
     if len(command.encode("utf-8")) <= MAX_ARGUMENT_BYTES:
         return ["bash", "-c", "--", command], ()
@@ -72,8 +72,8 @@ HARNESS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "javascript.j
 
 
 def become_node(request: int, memory_bytes: int) -> NoReturn:
-    """Replace this process by Node, which waits for its request on the descriptor `request`. Node's
-    heap limit is computed from `memory_bytes`, the memory limit of the run.
+    """Replace this process by Node, which waits for its request on the descriptor `request`.
+    `memory_bytes` is the memory limit of the run, from which Node's heap limit is computed.
 
     Raises SetUpFailed if this image has no Node.
     """

@@ -32,9 +32,9 @@ MARGIN_INCHES = 0.1
 
 
 class Results:
-    """Saves the pyplot figures of programs as files. A program's call of `pyplot.show()` saves and
-    closes all open figures. The figures of each run are numbered in the order in which they are
-    saved.
+    """Saves the pyplot figures of programs as files. If a program calls `pyplot.show()`, all open
+    figures are saved and closed. Within a run, the figures are numbered in the order in which they
+    are saved.
     """
 
     def __init__(self, memory_bytes: int) -> None:
@@ -82,9 +82,9 @@ class Results:
         self._taken += 1
 
     def _box(self, figure: Any) -> Any:
-        """Return the bounding box of everything drawn, including labels outside the figure's area.
-        If a picture of this box would be too large, return None, so that only the figure's area is
-        saved.
+        """Return the box that contains everything drawn, including labels outside the figure's own
+        area. Return None if a picture of this box would be too large. The picture then shows only
+        the figure's own area.
         """
         figure.draw_without_rendering()  # this places the texts
         box = figure.get_tightbbox().padded(MARGIN_INCHES)
@@ -116,9 +116,7 @@ class Results:
 
 @contextmanager
 def _warnings_without_place() -> Iterator[None]:
-    """Inside the `with` block, print each warning about a figure only once. The file and line of
-    the warning are left out, because they would refer to this module, not to the program.
-    """
+    """Inside the `with` block, print each warning only once, without its file and line."""
     shown = set()
 
     def show(message: Warning | str, category: type[Warning], *_: object, **more: object) -> None:
@@ -127,6 +125,7 @@ def _warnings_without_place() -> Iterator[None]:
             print(line, file=sys.stderr)
 
     with warnings.catch_warnings():
+        # The file and line would be those of this module, not of the program.
         warnings.showwarning = show
         yield
 
@@ -147,12 +146,11 @@ Japanese and Korean; Devanagari.
 
 @contextmanager
 def fallback_found_late() -> Iterator[None]:
-    """Make Matplotlib use the fonts in `FALLBACK` for characters that a text's own font lacks. For
-    this, the font manager is changed when the context is left, so it must be loaded inside the
-    context. Matplotlib's settings cannot do this, because styles and seaborn's themes replace
-    `font.family`.
+    """Make Matplotlib use the fonts in `FALLBACK` for characters that a text's own font lacks. The
+    block must load Matplotlib's font manager, which is changed when the block is left.
     """
     yield
+    # A setting cannot do this, because styles and seaborn's themes replace `font.family`.
     fonts: Any = sys.modules["matplotlib.font_manager"]
     find = fonts.FontManager._find_fonts_by_props
     known = {one.name for one in fonts.fontManager.ttflist}
@@ -172,8 +170,8 @@ def fallback_found_late() -> Iterator[None]:
 
 @contextmanager
 def fonts_found_late() -> Iterator[None]:
-    """Make Matplotlib find the image's fonts if it is loaded inside this context. Used when a
-    program itself imports Matplotlib.
+    """Make Matplotlib find the image's fonts if a program itself imports it. The block must load
+    Matplotlib. If the image has no fonts, nothing is changed.
     """
     if not os.path.isdir(FONTS):
         yield
@@ -187,11 +185,9 @@ def fonts_found_late() -> Iterator[None]:
 
 @contextmanager
 def _fonts_of_image() -> Iterator[None]:
-    """Make Matplotlib use `FONTS` as its configuration directory within this context. `FONTS` is
-    reported as writable, so that Matplotlib does not create another directory. Nothing is written
-    there.
-    """
+    """Inside the `with` block, make Matplotlib use `FONTS` as its configuration directory."""
     access, chosen = os.access, os.environ.get(CONFIGURATION)
+    # If the directory were not writable, Matplotlib would create another. Nothing is written there.
     os.access = lambda path, *rest, **more: str(path) == FONTS or access(path, *rest, **more)
     os.environ[CONFIGURATION] = FONTS
     try:

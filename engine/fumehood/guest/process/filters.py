@@ -123,7 +123,7 @@ JAIL_CONDITIONAL: Rules = MappingProxyType(
 
 def build_jail_filter(machine: str | None = None) -> bytes:
     """Return the system-call filter that a child of the jail installs before it reads its request.
-    `machine` is the architecture. None means the machine that runs this code.
+    `machine` is the architecture, or None for the machine that runs this code.
 
     Raises:
         OSError: the architecture is not supported.
@@ -137,9 +137,9 @@ def build_jail_filter(machine: str | None = None) -> bytes:
 
 
 def build_second_filter(machine: str | None = None) -> bytes:
-    """Return the second system-call filter of a child of the jail, which the child installs after
-    it has restricted its file access. `machine` is the architecture. None means the machine that
-    runs this code.
+    """Return the second system-call filter of a child of the jail. The child installs it after it
+    has restricted its file access. `machine` is the architecture, or None for the machine that runs
+    this code.
     """
     rules = {name: [seccomp.kill()] for name in (*UNTIL_NARROWED, "seccomp")}
     return seccomp.build(machine, rules, seccomp.allow())

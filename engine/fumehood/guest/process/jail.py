@@ -44,9 +44,11 @@ would end the child.
 
 
 def preload(config: dict[str, Any]) -> Callable[[int], None]:
-    """Load the modules that every tool's function needs. Return a function that each child must
-    call first, with the supervisor's process id as its argument. That function gives up the child's
-    rights, and then answers requests.
+    """Load the modules that every tool's function needs. `config` has the paths of the libraries
+    and tools.
+
+    Return a function that each child must call first. Its argument is the supervisor's process id.
+    It gives up the child's rights, and then answers requests.
     """
     fumehood = importlib.import_module("fumehood")
     for name in PUBLIC_NAMES:
@@ -72,10 +74,9 @@ def preload(config: dict[str, Any]) -> Callable[[int], None]:
 
 class _FunctionProgram:
     """The program `function`, which calls one function of a tool. Its request is `{module, name,
-    import_path, pickled, arguments}`. `pickled` is the function itself as a pickle, or empty if the
-    function is imported by its name.
-
-    If the request also contains `stream`, the function yields its result in parts.
+    import_path, pickled, arguments, stream?}`. If the function is imported by its name, `pickled`
+    is empty. Otherwise, it is the function as a pickle. If there is `stream`, the function yields
+    its result in parts.
     """
 
     def __init__(
@@ -91,9 +92,9 @@ class _FunctionProgram:
         self._reports = 0
 
     def run(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Restrict file access to the libraries and the function's import path, then import the
-        function that `request` names and call it. Return the reply, which has the function's result
-        or its error.
+        """Call the function that `request` names. Before the function is imported, file access is
+        restricted to the libraries and the function's import path. Return the reply, which has the
+        function's result or its error.
         """
         wanted = request["arguments"]
         # A pickled function has no import path, and can read only the libraries.
@@ -166,8 +167,8 @@ class _PathBeneath(ctypes.Structure):
 
 
 def restrict_to(readable: Iterable[str]) -> None:
-    """Allow this process to read files beneath these paths, and no other file access.
-    `no_new_privs` must already be set. Paths that do not exist are ignored.
+    """Allow this process to read files at or below the paths `readable`, and no other file access.
+    Paths that cannot be opened are ignored. `no_new_privs` must already be set for the process.
 
     Raises:
         Unavailable: the kernel has no Landlock.

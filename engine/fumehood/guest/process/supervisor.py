@@ -86,7 +86,7 @@ class Run:
 @dataclass
 class Checkout:
     """The host's request to use a child directly, and the child's limits. The host gets the child's
-    pipes, and exchanges messages with the child without the supervisor.
+    pipes, and then exchanges messages with the child itself.
     """
 
     id: int
@@ -140,8 +140,8 @@ class SelfTest:
         self._held: dict[str, bool] = {}
 
     def runs(self) -> Iterator[Run]:
-        """Yield a run for each probe, which is a program that attacks one defence. The runs have
-        negative ids, so they are distinct from the host's runs.
+        """Yield one run for each probe, a small program that attacks one defence. These runs have
+        negative ids, and the host's runs do not.
         """
         for number, (probe, _, _) in enumerate(self._rows):
             wall_s = PROBE_WALL_S if probe == "spin" else PROBE_DEADLINE_S
@@ -153,8 +153,8 @@ class SelfTest:
             )
 
     def ended(self, run: Run, ending: dict[str, Any]) -> dict[str, bool] | None:
-        """Record the outcome of a probe. After the last probe, return for each limit whether it is
-        enforced. Before that, return None.
+        """Record how the probe of `run` ended. If it was the last probe, return for each limit, by
+        name, whether it is enforced. Otherwise, return None.
         """
         _, limit, holds = self._rows[-1 - run.id]
         self._held[limit] = holds(ending)
@@ -191,8 +191,8 @@ class Child:
 
 def supervise(config: dict[str, Any], handover_fd: int) -> None:
     """Run a guest until the host closes the channel. The channel is this process's standard input
-    and output. Through the Unix socket `handover_fd`, the host gets the pipes of children that it
-    uses directly.
+    and output. `handover_fd` is a Unix socket, through which the host gets the pipes of children
+    that it uses directly.
     """
     kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)
     kernel.prctl(kernel.PR_SET_DUMPABLE, 0)
@@ -353,8 +353,8 @@ class Supervisor:
         self._flush(child)
 
     def _check_out(self, child: Child, checkout: Checkout) -> None:
-        """Give a child to the host, which uses the child directly: set the child's limits, and send
-        its pipes to the host. If the limits cannot be set, the checkout waits for another child.
+        """Let the host use `child` directly: set the child's limits, and send the child's pipes to
+        the host. If the limits cannot be set, `checkout` waits for another child.
         """
         if self._limit(child, checkout.memory_bytes, checkout.cpu_s) is None:
             self._waiting.appendleft(checkout)
@@ -372,8 +372,9 @@ class Supervisor:
         self._close_pipes(child)
 
     def _limit(self, child: Child, memory_bytes: int, cpu_s: float) -> int | None:
-        """Set a child's limits from outside. Returns the child's CPU time so far in nanoseconds. If
-        the limits cannot be set, kill the child and return None.
+        """Set a child's limits from outside. `memory_bytes` and `cpu_s` limit what the child may
+        use from now on. Return the CPU time in nanoseconds that the child has used so far. If the
+        limits cannot be set, kill the child and return None.
         """
         used_ns = kernel.process_cpu_ns(child.pid) or 0
         try:
@@ -515,10 +516,11 @@ class Supervisor:
             self._on_reply(child, message, child.decoder.last_size)
 
     def _pass_on_parts(self, run: Run) -> None:
-        """Forward all parts of the run's result that were received, but not yet forwarded. All of
-        them are sent in one frame, because a child can send very small parts.
+        """Forward to the host all received parts of the run's result that were not forwarded yet.
+        If the run was killed, drop them.
         """
         parts, run.parts = run.parts, []
+        # One frame for all parts, because a child can send very small parts.
         if parts and run.killed_for is None:
             self._tell_host({"op": "part", "id": run.id, "text": "".join(parts)})
 
@@ -608,9 +610,9 @@ class Supervisor:
             self._report_death(child.checkout, ended.status, ended.cpu_ns / 1e6)
 
     def _report_death(self, run: Run | Checkout, status: int, cpu_ms: float | None) -> None:
-        """Report a run or checkout whose child has died. `status` is the child's exit status.
-        `cpu_ms` is the CPU time that the run has used or, for a checkout, the child's total CPU
-        time.
+        """Report to the host that the child of `run`, a run or a checkout, has died. `status` is
+        the child's exit status. `cpu_ms` is the CPU time of the run or, for a checkout, of the
+        whole child.
         """
         exit_code, signal_number = decode_status(status)
         self._report(
@@ -666,8 +668,8 @@ class Supervisor:
 
 
 def _count(child: Child, received_bytes: int) -> None:
-    """Add `received_bytes` to the bytes that the child's run has sent. Raises FrameTooLarge if the
-    sum exceeds the run's limit. Do nothing if the child has no run.
+    """Add `received_bytes` to the number of bytes that the child's run has sent. If the child has
+    no run, do nothing. Raises FrameTooLarge if the run has sent too many bytes.
     """
     if child.run is None:
         return

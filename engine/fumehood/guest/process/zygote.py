@@ -42,15 +42,14 @@ ORDERS_FD = REPLY_FD + 1
 
 
 def seal_zygote(orders: socket.socket) -> socket.socket:
-    """Give up all rights and resources of the zygote that no child may have. Returns the socket for
-    orders under its new number.
-
-    Descriptors received after this get the two lowest free numbers, `REQUEST_FD` and `REPLY_FD`.
+    """Give up all rights and resources of the zygote that no child may have. `orders` is the socket
+    for orders. It gets another number, so use only the returned socket afterwards.
     """
     os.dup2(orders.detach(), ORDERS_FD)
     null = os.open("/dev/null", os.O_RDWR)
     for standard in (0, 1):
         os.dup2(null, standard)
+    # A child's two descriptors get the lowest free numbers: `REQUEST_FD` and `REPLY_FD`.
     os.closerange(REQUEST_FD, ORDERS_FD)
     os.closerange(ORDERS_FD + 1, os.sysconf("SC_OPEN_MAX"))
     os.environ.clear()
@@ -70,12 +69,14 @@ def run_child(
     hide_files: Callable[[], None] = lambda: None,
 ) -> None:
     """Give up all rights of this process, and then answer requests until the supervisor closes the
-    pipe.
+    request pipe. If the rights cannot be given up, report this and end the process.
 
-    `programs` has the functions that answer requests, by name. `warm_up` touches the memory pages
-    that they need, and `filter_program` is the system-call filter. Only the jail, whose filter
-    allows reading files, sets the last two parameters: descriptors get numbers below `open_files`,
-    and `hide_files` restricts the access to files.
+    `supervisor_pid` is the supervisor's process id. `programs` maps names to the functions that
+    answer requests, and `warm_up` touches the memory pages that they need. `filter_program` is the
+    system-call filter.
+
+    The last two parameters are only for the jail, in which files can be read. Descriptors get
+    numbers below `open_files`, and `hide_files` restricts the access to files.
     """
     try:
         seal(supervisor_pid, warm_up, filter_program, open_files, hide_files)
@@ -92,13 +93,11 @@ def seal(
     open_files: int,
     hide_files: Callable[[], None],
 ) -> None:
-    """Give up all rights of this process, in a fixed order, because a step may use rights that a
-    later step gives up. The supervisor checks from outside whether the process is sealed, which
-    means that it has no rights left. The parameters are those of `run_child`.
-
-    Some steps are not needed here: the zygote has already given up its capabilities, environment
-    and directory, and the module `random` reseeds itself after a fork.
+    """Give up all rights of this process, and report this to the supervisor. The parameters are
+    those of `run_child`. Raises OSError if the supervisor is gone, or if the kernel refuses a step.
     """
+    # The order matters, because a step may use rights that a later step gives up. The zygote has
+    # already given up its capabilities, environment and directory.
     os.dup2(0, 2)
     os.closerange(ORDERS_FD, os.sysconf("SC_OPEN_MAX"))
     os.setpgid(0, 0)
@@ -115,8 +114,8 @@ def seal(
 
 
 def serve(programs: Mapping[str, Program]) -> None:
-    """Answer requests until the request pipe is closed, and then exit. `programs` has the functions
-    that answer requests, by name.
+    """Answer requests until the request pipe is closed, and then exit. `programs` maps names to the
+    functions that answer requests.
     """
     decoder = framing.Decoder(framing.MAX_REQUEST_BYTES)
     while chunk := os.read(REQUEST_FD, CHUNK_BYTES):
@@ -139,8 +138,8 @@ PID = struct.Struct("!i")
 
 
 def run_zygote(orders: socket.socket, config: dict[str, Any]) -> None:
-    """Load the programs that `config` names, and then fork one child for each order. End when the
-    supervisor closes the socket `orders`.
+    """Load the programs that `config` names, and then fork one child for each order. Orders arrive
+    on the socket `orders`. When the supervisor closes this socket, the process ends.
     """
     kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
     kernel.prctl(kernel.PR_SET_DUMPABLE, 0)
@@ -173,24 +172,26 @@ def run_zygote(orders: socket.socket, config: dict[str, Any]) -> None:
 
 
 def preload(config: dict[str, Any]) -> Callable[[int], None]:
-    """Load the programs of this wall, which the host has named in `config`. Return a function that
-    each child must call first, with the supervisor's process id as its argument. That function
-    gives up the child's rights, and then answers requests.
+    """Load the programs of this wall, which `config` names.
+
+    Return a function that each child must call first. Its argument is the supervisor's process id.
+    It gives up the child's rights, and then answers requests.
     """
     prepare: Callable[[int], None] = importlib.import_module(config["programs"]).preload(config)
     return prepare
 
 
 def order_child(orders: socket.socket, request_fd: int, reply_fd: int) -> None:
-    """Send the zygote the order to fork a child, through the socket `orders`. `request_fd` and
-    `reply_fd` are the child's ends of its pipes. Called by the supervisor.
+    """Order the zygote to fork a child. Called by the supervisor. The order is sent through the
+    socket `orders`. `request_fd` and `reply_fd` are the child's ends of its two pipes.
     """
     socket.send_fds(orders, [FORK], [request_fd, reply_fd])
 
 
 def run_probe(request: dict[str, Any]) -> dict[str, Any]:
-    """Run the probe that the request names. A probe is a small program that attacks one defence of
-    the sandbox, such as the memory limit. A reply means that the child has survived the probe.
+    """Run the probe that the request names, and return its outcome. A probe is a small program that
+    attacks one defence of the sandbox, such as the memory limit. Some defences kill the process, so
+    that no outcome is returned.
     """
     return {"result": {"outcome": _PROBES[request["arguments"]["probe"]]()}}
 
@@ -213,7 +214,8 @@ def _open_file() -> str:
 
 def _look_outside() -> str:
     """Try to read a file and a directory that every Linux system has, and to write to a directory
-    that every user may write to. Return "refused" if every attempt is refused, else "seen".
+    that every user may write to. Return "refused" if every attempt is refused, otherwise "seen".
+    Raises OSError if Python's own library cannot be read either.
     """
     outside: tuple[Callable[[], object], ...] = (
         lambda: os.listdir("/"),

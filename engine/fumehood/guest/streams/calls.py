@@ -47,9 +47,9 @@ class End(streams.End):
             self.place.write(run, framing.HEADER.pack(len(answer)) + answer)
 
     def on_message(self, run: Run, message: dict[str, Any]) -> bool:
-        """Forward a program's tool call to the host. End the program if the call is invalid, or if
-        the program has made too many calls. Return False if the message is not a tool call,
-        otherwise True.
+        """If `message` is a tool call, forward it to the host, and return True. Otherwise, return
+        False. If the call is invalid, or if the program has made too many calls, end the program
+        instead.
         """
         if "call" not in message:
             return False
@@ -63,10 +63,8 @@ class End(streams.End):
         return True
 
     def on_garbage(self, run: Run) -> None:
-        """End the program of `run`, which has sent an invalid message. Otherwise, it would wait for
-        answers to its tool calls until its time limit, because none of its messages is read any
-        more.
-        """
+        """End the program of `run`, because it has sent an invalid message."""
+        # None of its messages is read any more, so it would wait for answers until its time limit.
         if is_running(run):
             self.place.stop(run, "policy")
 

@@ -17,8 +17,8 @@ from fumehood.protocol.streams import StreamFrame
 
 
 class End(streams.End):
-    """Passes bytes from the host to the current run's program, if the host has said at the start of
-    the run that it will send bytes.
+    """Passes bytes from the host to the current run's program. Used only if the host has announced
+    at the start of the run that it will send bytes.
     """
 
     def begin(self, run: Run, told: str) -> None:
@@ -41,8 +41,10 @@ class End(streams.End):
 
     def on_written(self, run: Run) -> None:
         """Report to the host how many of its bytes were written to the program since the last
-        report, so that the host sends the same number of new bytes. While other bytes still wait to
-        be written, make no report until the number is at least a quarter of the host's window.
+        report. The host then sends the same number of new bytes.
+
+        If bytes still wait to be written, report only when the number has reached a quarter of the
+        host's window.
         """
         taken_bytes = self._fed_bytes - min(self._fed_bytes, len(run.request))
         if taken_bytes and (not run.request or taken_bytes >= self._window // 4):

@@ -37,8 +37,9 @@ class Relay(Connections):
         selector.register(self._listener, selectors.EVENT_READ, self._on_connection)
 
     def begin(self, run_id: int, trust: str) -> None:
-        """Relay the connections of the run `run_id` from now on. `trust` contains the certificates
-        that clients should trust, in PEM. Raises OSError if the certificates cannot be stored.
+        """From now on, relay the connections of the run `run_id` to the gateway. `trust` contains
+        the certificates that clients should trust, in PEM. Raises OSError if the certificates
+        cannot be stored.
         """
         if trust != self._trust:
             with open(f"{TRUST_FILE}.new", "w") as file:
@@ -89,8 +90,8 @@ class End(streams.End):
         self._relay = Relay(kind, place.host, place.selector)
 
     def begin(self, run: Run, told: str) -> None:
-        """Relay the connections of `run` to the gateway from now on. `told` contains the
-        certificates that clients should trust, in PEM.
+        """From now on, relay the connections of `run` to the gateway. `told` contains the
+        certificates that clients should trust, in PEM. Raises OSError if they cannot be stored.
         """
         self._relay.begin(run.id, told)
 

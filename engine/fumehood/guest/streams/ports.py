@@ -37,8 +37,8 @@ class Ports(Connections):
         super().close()
 
     def on_segment(self, segment: Segment) -> None:
-        """Process a segment, a message from the host about one connection. Each segment `OPEN`,
-        which asks for a new connection, is answered exactly once, with `OPENED` or `CLOSED`.
+        """Process a segment: a message from the host about one connection. A segment `OPEN` asks
+        for a new connection, and is answered exactly once, with `OPENED` or `CLOSED`.
         """
         if segment.step == OPEN:
             port = int.from_bytes(segment.data, "big")
@@ -54,9 +54,9 @@ class Ports(Connections):
     def _connect(
         self, number: int, port: int, places: list[tuple[socket.AddressFamily, str]]
     ) -> None:
-        """Connect to `port` on one of the addresses in `places`, without blocking. The addresses
-        are tried in order until one accepts the connection. Each address comes with its address
-        family. `number` is the number of the connection.
+        """Connect to `port` without blocking. `places` are pairs of address family and address,
+        which are tried in order. If one accepts the connection, use it as the connection `number`.
+        If none does, tell the host that the connection is closed.
         """
         while places:
             family, address = places.pop(0)

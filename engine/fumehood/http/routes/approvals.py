@@ -295,14 +295,14 @@ async def forget_remembered(
 
 
 def expected_version(request: Request) -> int | None:
-    """Return the approval's version in `If-Match`, which the approver has seen, or None if the
-    client accepts any version (`*`).
+    """Return the version of an approval that the approver has seen, as stated in the header
+    `If-Match`. Return None if the header is `*`, which stands for any version.
 
     Raises:
-        InvalidParams: `If-Match` is missing or invalid. Without this header, a decision could apply
-            to an approval that has changed since the approver saw it.
+        InvalidParams: `If-Match` is missing or invalid.
     """
     given = request.headers.getlist("if-match")
+    # Without this header, a decision could apply to an approval that has changed since then.
     if not given:
         raise InvalidParams(
             "Send If-Match with the ETag of what you were shown, or `*` for the current version.",

@@ -82,9 +82,8 @@ async def run_plainly(
     caller: Principal | None,
     shown: Callable[[Envelope], Envelope] | None = None,
 ) -> Response:
-    """Run a call, and return its envelope as one response.
-
-    If `shown` is given, the response contains the envelope that `shown` returns for this envelope.
+    """Run a call, and return its envelope as one response. If `shown` is given, it converts the
+    call's envelope to the envelope that is returned.
     """
     handle = CallHandle()
     handle.is_delivered_later = True

@@ -155,16 +155,19 @@ async def _ask(
 
 
 def result_data(result: JsonObject, tool: ToolDefinition) -> tuple[JsonObject, tuple[str, ...]]:
-    """Return two values: the data of the tool's result, and warnings about content blocks that are
-    not understood.
+    """Return the data of the tool's result, and warnings about content blocks that are not
+    understood.
 
-    The data is the structured content of the result. If there is none, it is the texts of the
-    result, in the field `text`. Files and links are added in the fields `files` and `links`, unless
-    the structured content has fields with these names. If a block is not understood, the other
-    blocks are still used, because the tool has already run.
+    If the result has structured content, this is the data. If not, the data has the field `text`
+    with the texts of the result. If structured content is not an object, it is added as the field
+    `value`.
+
+    Files and links are added in the fields `files` and `links`, unless the structured content has
+    fields with these names.
 
     Raises:
-        ExecutionError: the tool failed or asks for input, or nothing in the result is understood.
+        ExecutionError: the tool failed or asks for input, nothing in the result is understood, or
+            the structured content that the tool promises is missing.
     """
     if (result.get("resultType") or "complete") != "complete":
         raise ExecutionError("The tool of the MCP server asks for more input. Do not retry.")
@@ -176,6 +179,7 @@ def result_data(result: JsonObject, tool: ToolDefinition) -> tuple[JsonObject, t
             place, part = _part(block, number)
             found[place].append(part)
         except ValueError as why:
+            # The other blocks are still used, because the tool has already run.
             unread.append(f"Part {number} of the MCP server's result was left out: {why}.")
     unread[MAX_UNREAD:] = [f"{len(unread)} parts were left out."] if unread[MAX_UNREAD:] else []
     text = "\n".join(found["text"])
@@ -219,11 +223,11 @@ def _part(block: Any, number: int) -> tuple[str, Any]:
 
 
 def _file(block: JsonObject, number: int, *, may_be_text: bool) -> JsonObject:
-    """Return an image, an audio clip or an embedded resource as a file. `number` is the position of
-    the block in the result. `may_be_text` allows the content to be text.
+    """Convert an image, an audio clip or an embedded resource to a file. `number` is the position
+    of the block in the result. If `may_be_text` is True, text is accepted in place of base64 data.
 
-    The data may be a `data:` URL, contain line breaks, use the base64 alphabet for URLs, or lack
-    padding.
+    Four variants of base64 data are also accepted: a `data:` URL, data with line breaks, data in
+    the base64 alphabet for URLs, and data without padding.
 
     Raises:
         ValueError: the data is missing, or is not base64.

@@ -201,9 +201,7 @@ class _Port:
         self.program.send(StreamFrame(self.kind, FRONT_RUN, body).encode())
 
     def pause(self, *, is_paused: bool) -> None:
-        """Do nothing. In other programs, this method pauses the time limit, but the program of an
-        MCP server has no time limit.
-        """
+        """Do nothing, because the program of an MCP server has no time limit to pause."""
 
     def refuse(self, why: str) -> None:
         """Disconnect the front, which has violated the protocol. The reason `why` is not used."""

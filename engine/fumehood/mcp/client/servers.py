@@ -233,8 +233,8 @@ class McpServer:
                 "network": list(given.network)}  # fmt: skip
 
     def bound(self) -> JsonObject:
-        """Return the server's configured command. An approval of a call is valid only for this
-        command. If the server has a URL instead, return {}.
+        """Return the server's configured command in the field `command`, or {} if the server has a
+        URL. If the command changes, earlier approvals of calls are no longer valid.
         """
         given = self._settings
         return {} if given.url is not None else {"command": list(given.command)}
@@ -244,10 +244,10 @@ class McpServer:
         the tool. `request` represents the call; its `attempt` records whether it was sent.
 
         Raises:
-            SandboxUnavailable: the server is a program that does not run now, or no longer has the
+            SandboxUnavailable: the server is a program, and does not run now or no longer has the
                 tool.
-            NetworkError: the server has a URL, and is not connected now or no longer has the tool.
-                Also raised if a server of any kind ends before it has answered.
+            NetworkError: the server ended before it answered. For a server with a URL, also if the
+                server is not connected now or no longer has the tool.
             RpcError, BodyTooLarge, EngineError: the server returned no result.
         """
         wire, own = self._wire, self._own_names.get(tool)
@@ -267,8 +267,8 @@ class McpServer:
             raise NetworkError(f"The MCP server {self.name} ended {when} the call.") from None
 
     def used(self) -> list[Share]:
-        """Return the additions of the engine's parts to the outcome of the call that has just
-        ended. An example is a report on the server's network requests.
+        """Return what the engine's parts add to the outcome of the call that has just ended, such
+        as a report on the server's network requests.
         """
         return self._around.used()
 

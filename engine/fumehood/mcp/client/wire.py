@@ -556,9 +556,10 @@ class HttpWire(Wire):
             _retrieve(future)
 
     def _without_result(self, answer: UpstreamAnswer, waiting: Mapping[int, Request]) -> None:
-        """Look for the result in the whole body of an HTTP answer, after no result was found while
-        the body arrived. If the result is found, give it to the request. `waiting` maps the id of
-        the request to the request.
+        """Look for the result in the whole body of `answer`, and give it to the request. The caller
+        must do this only if no result was found while the body arrived.
+
+        `waiting` maps the id of the request to the request.
 
         Raises:
             NetworkError, RpcError: the body contains no result.
@@ -577,9 +578,8 @@ class HttpWire(Wire):
         raise RpcError(f"the status {answer.status} without a result")
 
     def _is_forgotten(self, answer: UpstreamAnswer, *, is_answered: bool) -> bool:
-        """Return whether the server refused a request because it does not know the session. If so,
-        the server has not processed the request. `is_answered` says whether the answer contains a
-        result or an error.
+        """Return whether the server refused a request, without processing it, because it does not
+        know the session. `is_answered` is True if the answer contains a result or an error.
         """
         if self._session is None or self.version == MODERN:
             return False

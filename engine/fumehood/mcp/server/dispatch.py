@@ -303,6 +303,7 @@ class McpServer:
         with incoming(meta_of({"params": params}).get(HEADER)):
             envelope = await self._run(params, name, arguments, client, exchange)
         if _is_underway(envelope):
+            # An MCP client cannot fetch the answer later.
             envelope = await self._look(envelope, client, exchange)
         if not client.elicits or _waiting_call(envelope) is None:
             return result_of(envelope)
@@ -403,13 +404,19 @@ class McpServer:
         self, params: JsonObject, name: str, arguments: JsonObject, client: Client,
         exchange: Exchange,
     ) -> JsonObject:  # fmt: skip
-        """Return the result of a call that needed approval, in answer to a repeated request. The
-        field `requestState` in `params`, which the client received in answer to its first request,
-        names the call. The call is not run again.
+        """Answer a repeated request whose call needed approval. Return the call's result, or a
+        result that says that the call still waits for approval. The call is not run again.
 
-        If the client's user has agreed that the server checks for the approver's decision now, wait
-        for the decision (see `_look`) and for the end of the call. If there is still no decision,
-        or the user has not agreed, the result says that the call still waits for approval.
+        `params` are the parameters of the repeated request, `name` and `arguments` those of the
+        tool. The field `requestState` in `params` names the call. The client received this field
+        with the answer to its first request.
+
+        If the client's user has agreed, first wait for the approver's decision and for the end of
+        the call (see `_look`).
+
+        Raises:
+            RpcError: `requestState` names no call of this client with this tool and these
+                arguments.
         """
         call_id, _, digest = str(params["requestState"]).partition(".")
         if digest != _digest(name, arguments, client):
@@ -430,12 +437,12 @@ class McpServer:
         return result_of(await self._look(envelope, client, exchange) if is_accepted else envelope)
 
     async def _look(self, waiting: Envelope, client: Client, exchange: Exchange) -> Envelope:
-        """Wait up to `LOOK_S` seconds for an approver's decision on a call. `waiting` is the
-        envelope that says that the call waits for approval. If the call was approved, also wait
-        until it ends.
+        """Wait for an approver's decision on a call, at most `LOOK_S` seconds. If the call is or
+        was approved, also wait until it ends.
 
-        Return the envelope of the call's answer. If no approver has decided in time, return
-        `waiting`.
+        `waiting` is the envelope of the call so far: it waits for approval, or runs after an
+        approval. Return the envelope of the call's final answer. If no approver decides in time, or
+        the engine stops, return `waiting`.
         """
         approvals, call_id = self._engine.approvals, waiting.metadata.call_id or ""
         deadline = anyio.current_time() + LOOK_S
@@ -595,20 +602,17 @@ def _waiting_call(envelope: Envelope) -> str | None:
 
 
 def _is_underway(envelope: Envelope) -> bool:
-    """Return whether a call was approved and is still running. `envelope` is the answer so far.
-
-    The server then waits until the call ends, because an MCP client cannot fetch the answer later.
-    """
+    """Return whether a call was approved and is still running. `envelope` is the answer so far."""
     error = envelope.error
     return error is not None and error.code == CallInProgress.code and error.approval_id is not None
 
 
 def _question(name: str, envelope: Envelope) -> JsonObject:
-    """Return a question for the client's user: whether the server should now check if an approver
-    has decided. `name` is the name of the tool, and `envelope` belongs to the call that waits for
-    approval.
+    """Return a question for the client's user: should the server look for the approver's decision
+    now? The user's answer is never a decision on the call.
 
-    The user's answer is never a decision on the call.
+    `name` is the name of the tool. `envelope` is the answer so far, which says that the call waits
+    for approval.
     """
     message = (
         f"The call of {name} waits for approval {_waiting_call(envelope)}. An approver decides on "

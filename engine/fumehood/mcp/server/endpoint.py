@@ -163,11 +163,13 @@ class McpEndpoint:
     async def _with_own_session(
         self, sender: Sender, message: JsonObject, principal: Principal, query: McpQuery
     ) -> tuple[Sender, str]:
-        """Return the client's `Sender` (version, ability to ask its user, MCP session) and the id
-        of the engine's session that belongs to this client alone.
+        """Return `sender`, and the id of the engine's session that belongs to this client alone. If
+        `message` is the request `initialize`, first create this session.
 
-        The request `initialize` creates the engine's session. From then on, the id of the MCP
-        session contains the id of the engine's session.
+        `sender` contains the client's protocol version, whether it can ask its user, and the id of
+        its MCP session. The answer to `initialize` gives the client a new id of the MCP session,
+        which contains the id of the engine's session. The returned `sender` has this new id.
+        `query` names the agent.
 
         Raises:
             RpcError: the client's protocol version has no sessions.
@@ -188,10 +190,8 @@ class McpEndpoint:
         return (version, asks, session), own
 
     async def _end_own_session(self, request: Request) -> None:
-        """End the engine's session that was created for the client alone, if there is one.
-
-        Nothing else has to end, because the endpoint stores nothing about a client.
-        """
+        """End the engine's session that was created for the client alone, if there is one."""
+        # Nothing else has to end, because the endpoint stores nothing about a client.
         own = _own_session(request.headers.get("mcp-session-id", ""))
         if own is not None:
             with suppress(ResourceNotFound):
@@ -201,9 +201,6 @@ class McpEndpoint:
 class _Exchange:
     """One HTTP request while it is answered. It sends messages to the client before the response,
     then the response. It can also cancel the request.
-
-    The helper tasks of a request are not in a task group, because a task group would make every
-    call slower by a tenth.
     """
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -225,6 +222,7 @@ class _Exchange:
         self._has_begun = False
         self._writing = asyncio.Lock()
         self._task = asyncio.current_task()
+        # The helper tasks are in no task group, which would make every call slower by a tenth.
         self._helpers: list[asyncio.Task[None] | asyncio.TimerHandle] = []
 
     def watch(self) -> None:
@@ -289,8 +287,8 @@ class _Exchange:
         await self._write(_event(body) if body else b"", more=False)
 
     def note_sent(self) -> None:
-        """Call the callback `on_sent`, which records that the answer was delivered. Do not
-        call it if the client has disconnected.
+        """Call `on_sent`, if it is set, to record that the answer was delivered. If the client has
+        disconnected, do nothing.
         """
         if self.on_sent is not None and not self.is_left and not self._scope["state"]["has_left"]():
             self.on_sent()
@@ -331,8 +329,8 @@ def _is_modern(request: Request, message: JsonObject) -> bool:
 
 
 def _own_session(session: str) -> str | None:
-    """Return the id of the engine's session that is part of the id `session` of an MCP session.
-    Return None if there is no such part.
+    """Find the id of an engine's session in `session`, the id of an MCP session. Return None if it
+    contains none.
     """
     found = SESSION_ID.fullmatch(session)
     return found[3] if found is not None and found[3].startswith("sess_") else None

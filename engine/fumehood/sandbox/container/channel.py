@@ -124,12 +124,11 @@ _DOUBT = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Clocks:
-    """How many seconds the host waits for a silent guest before it ends the guest.
+    """How many seconds the host waits for a silent guest before it ends the guest."""
 
-    The times are long, because a session's files and variables are lost with the guest, and a guest
-    on a busy host is slow. A working guest does not need these limits: it measures its own CPU
-    time, and reports if it cannot end a process.
-    """
+    # The times are long, because a session's files and variables are lost with the guest, and a
+    # guest on a busy host is slow. A working guest does not need these limits: it measures its own
+    # CPU time, and reports if it cannot end a process.
 
     answer_grace_s: float = 60.0
     """Maximum seconds to wait for a run's ending after the guest's own deadline."""
@@ -244,13 +243,14 @@ class Channel(asyncio.Protocol):
         *,
         keep: bool = False,
     ) -> RunEnding:
-        """Run a program and return its ending. If the channel ends before the run does, the ending
-        is `SANDBOX_LOST`. If the caller is cancelled, the program is ended before the cancellation
-        is raised.
+        """Run `program`, one of the guest's programs, and return its ending.
 
         If `keep` is True, the next run gets the files of this run and, after a Python program, its
-        variables. `isolation` says how the container is isolated. It has no effect on the run, and
-        is copied into the ending.
+        variables. `isolation` says how the container is isolated. It is only copied into the
+        ending.
+
+        If the channel ends before the run does, the ending is `SANDBOX_LOST`. If the caller is
+        cancelled, the program is ended before the cancellation is raised.
 
         Raises:
             SandboxUnavailable: the guest does not support one of the streams in `sinks`.
@@ -624,8 +624,9 @@ class ReceivedRun:
         self.close_streams()
 
     def on_output(self, frame: ContainerOutput) -> None:
-        """Add text to the kept beginning of an output stream, and pass the text to the sink. Raises
-        FrameError if it exceeds the limits.
+        """Pass a piece of the run's output to the sink. Also add it to the text for the run's
+        ending, which contains only the beginning of each output stream. Raises FrameError if the
+        frame belongs to another run.
         """
         self._must_be_mine(frame.id)
         self._texts[frame.stream].add(frame.text)
@@ -911,12 +912,11 @@ class ProcessRequests:
             asked.answer.set_result(frame)
 
     def on_count(self, frame: ContainerProcesses) -> None:
-        """Process the guest's report that fewer processes are running. Raises FrameError if the
-        reported number is not lower than the previous number.
-
-        The number can rise only in the answer to a request to start a process. So each report must
-        lower the number, and a guest cannot send reports without end.
+        """Process the guest's report of how many processes still run. Raises FrameError if the
+        number is not lower than the previous number.
         """
+        # The number rises only in the answer to a request to start a process. So each report must
+        # lower the number, and a guest cannot send reports without end.
         if self.running is not None and frame.running >= self.running:
             raise FrameError("a number of processes that nothing explains")
         self._count(frame.running)

@@ -238,10 +238,9 @@ class Container(Channel):
     async def _was_killed_for_memory(self) -> bool:
         """Return True if Docker reports that the guest was killed because memory ran out. Return
         False if there was another reason, or if Docker reports none in time.
-
-        Neither the exit code nor Docker's flag is sufficient alone: something else may have killed
-        the guest, and the flag is also set if only a child was killed.
         """
+        # Neither the exit code nor Docker's flag is sufficient alone: something else may have
+        # killed the guest, and the flag is also set if only a child was killed.
         looks = 0
         with anyio.move_on_after(LOSS_DEADLINE_S), suppress(DockerError):
             while looks < LOOKS:

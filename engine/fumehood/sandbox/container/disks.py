@@ -133,12 +133,13 @@ class Disks:
         *,
         unless: tuple[type[DockerError], ...] = (),
     ) -> AsyncIterator[None]:
-        """Convert failures of Docker and of the host in the block to SandboxUnavailable, and log
-        them. The SandboxUnavailable is for callers: it states the cause, but contains no names or
-        paths of the host. `name` is the disk's name for the log.
+        """If an operation of Docker or of the host fails in the block, log the failure and raise
+        SandboxUnavailable. Its message states the cause for callers, without names or paths of the
+        host.
 
-        `what` completes the sentence "The disk could not be …", for example "copied". Failures of
-        the types in `unless` are raised unchanged.
+        `name` is the disk's name for the log. `what` completes the sentence "The disk could not be
+        …", for example "copied". Failures of the types in `unless` are not logged, and are raised
+        unchanged.
         """
         try:
             yield
@@ -153,13 +154,13 @@ class Disks:
 
     @asynccontextmanager
     async def _new(self, name: str, room: int) -> AsyncIterator[None]:
-        """Create the empty file of a new disk, and reserve `room` bytes for the disk during the
-        block. If the block fails, remove the disk. An existing disk with the same name is never
-        touched.
+        """Create the empty file of the new disk `name`. During the block, reserve `room` bytes of
+        the host's space for the disk. If the block fails, remove the disk.
 
         Raises:
             SandboxUnavailable: there is no room.
-            OSError: the file could not be created, or already exists.
+            OSError: the file could not be created, or already exists. An existing file is not
+                changed.
         """
         assert self._directory is not None
         async with self._turn:
@@ -333,15 +334,15 @@ class Disks:
 
 
 def _free(device: str, path: Path) -> None:
-    """Detach the loop device `device` from `path`, the file of a disk. If the device is still
-    mounted, the operating system detaches it once it is unmounted. If the device now belongs to
-    another file, do nothing.
+    """Detach the loop device `device` from the disk whose file is `path`. If the device is still
+    mounted, the operating system detaches it once it is unmounted. If the device does not exist, or
+    now belongs to another file, do nothing.
 
-    This function checks the device's file because the operating system may have freed the device
-    when a container ended, and any engine on this host may then have used the device for another
-    disk. While this function has the device open, the device cannot be given to another file.
     *Source*: loop(4).
     """
+    # The operating system may have freed the device when a container ended, and any engine on this
+    # host may then have used it for another disk. While the device is open here, it cannot be given
+    # to another file.
     try:
         with Path(device).open("rb", buffering=0) as opened:
             found = fcntl.ioctl(opened, LOOP_GET_STATUS64, bytes(LOOP_INFO64_BYTES))

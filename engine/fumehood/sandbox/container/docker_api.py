@@ -538,10 +538,10 @@ about the host. They are the texts of system call errors, and of some errors in 
 
 
 def _known_cause(words: str) -> str | None:
-    """Return the last of the `KNOWN_CAUSES` in Docker's explanation of a failure, or None if it
-    contains none. An explanation begins with the outermost failure, so the last cause is the
-    innermost.
+    """Return the innermost known cause that Docker's explanation `words` contains. It is one of the
+    `KNOWN_CAUSES`. If the explanation contains none of them, return None.
     """
+    # An explanation begins with the outermost failure, so the last cause is the innermost.
     words = words.lower()
     found = [(words.rfind(cause) + len(cause), cause) for cause in KNOWN_CAUSES if cause in words]
     return max(found, key=lambda one: (one[0], len(one[1])), default=(0, None))[1]
@@ -612,7 +612,7 @@ def why_unfit(info: JsonObject, *, runtime: str | None, has_swap: bool | None) -
 
 def may_swap(*, is_local: bool) -> bool | None:
     """Return whether Docker's host has swap space. `is_local` says whether Docker's host is this
-    machine; if it is not, return None, because the answer is unknown.
+    machine. If it is not, the answer is unknown, and the result is None.
     """
     try:
         swaps = Path("/proc/swaps").read_text(encoding="ascii") if is_local else None

@@ -114,13 +114,12 @@ class PoolEntry:
     def why_not_again(
         self, settings: ContainerSettings, now: float, *, once: bool, is_spared: bool = False
     ) -> str | None:
-        """Return a clause that says why the container must not be used again, or None if it may be
-        used again. `settings` limit the container's age, uses and idle time, and `now` is the time
-        by the monotonic clock.
+        """Return a clause that says why the container must not be used again. If it may be used
+        again, return None.
 
-        If `once` is True, the container was requested for a single call and has served this call.
-        If `is_spared` is True, the container may be idle for any time, because the pool keeps it
-        ready.
+        `settings` limit the container's age, uses and idle time. `now` is the time by the monotonic
+        clock. `once` is True if the container has served a call that requested it for itself alone.
+        If `is_spared` is True, the idle time is not limited.
         """
         container = self.container
         reasons = {
@@ -180,16 +179,17 @@ class FairQueue(Generic[W]):
         return iter([one for domains in everybody for mine in domains.values() for one in mine])
 
     def join(self, request: W) -> bool:
-        """Add a request after the other requests of its trust domain, and return True. If too many
-        requests are already waiting, do not add the request, and return False.
+        """Add a request to the queue, after the other requests of its trust domain, and return
+        True.
 
-        A request is not added if its principal already has at least as many requests in the queue
-        as there are free places, or if its trust domain already has a quarter of all places. So no
-        principal can fill the queue alone.
+        If the trust domain already has a quarter of all places in the queue, return False and do
+        not add the request. Do the same if the principal already has at least as many places as are
+        free.
         """
         principal_id = request.domain.principal_id
         domains = self._principals.get(principal_id, OrderedDict())
         mine = domains.get(request.domain, [])
+        # So no principal can fill the queue alone.
         left = MAX_WAITING - self._places.total
         if len(mine) >= MAX_WAITING // 4 or self._places.of(principal_id) >= left:
             return False
@@ -225,8 +225,9 @@ class FairQueue(Generic[W]):
                 self._principals[principal_id].move_to_end(request.domain)
 
     def in_turn(self) -> Iterator[list[W]]:
-        """Yield the list of requests of each trust domain, in the order in which the domains have
-        their turns. The queue may change during the iteration.
+        """Yield one list for each trust domain, which contains the domain's requests. The lists
+        come in the order in which the domains have their turns. The queue may change during the
+        iteration.
         """
         columns = [list(domains.values()) for domains in self._principals.values()]
         for row in zip_longest(*columns, fillvalue=()):
@@ -298,15 +299,19 @@ class PoolState:
         return max(fitting, key=lambda entry: entry.last_used, default=None)
 
     def dispensable(self, requests: Iterable[PoolRequest], now: float) -> PoolEntry | None:
-        """Return the container to destroy if a new container needs its place, or None if no
-        container may be destroyed. `requests` are the waiting requests.
+        """Return the container to destroy if a new container needs its place. If no container may
+        be destroyed, return None. `requests` are the waiting requests, and `now` is the time by the
+        monotonic clock.
 
-        The result is the least recently used idle container or, if no idle container may be
-        destroyed, the least recently used warm container. An idle container may not be destroyed in
-        the first `TURN_S` seconds after its trust domain received it, if this domain waits for a
-        container of the same kind. Without this protection, each call of each domain might need a
-        new container, and all calls would wait longer.
+        If an idle container may be destroyed, the result is the least recently used of them.
+        Otherwise, it is the least recently used warm container.
+
+        If the trust domain of an idle container waits for a container of the same kind, the idle
+        container may not be destroyed at first. It may be destroyed `TURN_S` seconds after its
+        domain received it.
         """
+        # Without this protection, each call of each domain might need a new container, and all
+        # calls would wait longer.
         wanted = {(request.domain, request.kind) for request in requests if not request.fresh}
         idle = (
             entry
@@ -394,11 +399,11 @@ class Pool:
             raise
 
     def give_back(self, entry: PoolEntry, *, ran: bool, fresh: bool) -> None:
-        """Give back a container after its lease. `ran` says whether a program ran in it, and
-        `fresh` whether it was requested with `fresh`.
+        """Give back a container after its lease. If the container must not be used again
+        (`PoolEntry.why_not_again`), destroy it.
 
-        The container is destroyed if a program ran in it and it was requested with `fresh`, if a
-        run in it did not end, if memory ran out in it, or if it is too old or was used too often.
+        `ran` says whether a program ran in the container. `fresh` says whether the call requested a
+        container in which nothing has run. If both are True, the container is always destroyed.
         """
         if entry.container.name not in self._state.entries:
             return
@@ -415,11 +420,11 @@ class Pool:
         self._dispatch()
 
     def let_go(self, entry: PoolEntry, listener: ChannelListener) -> bool:
-        """Remove a leased container, in which nothing has run, from the pool, and return True.
-        Return False if the container has ended in the meantime.
+        """Remove a leased container from the pool, and return True. If the container has ended in
+        the meantime, return False. The caller must ensure that nothing has run in the container.
 
-        From then on, `listener` receives the container's events, and must end and remove the
-        container.
+        If the result is True, `listener` receives the container's events from then on. It must end
+        and remove the container.
         """
         assert entry.uses == 0
         if self._state.entries.pop(entry.container.name, None) is None:
@@ -514,12 +519,11 @@ class Pool:
     # -- inside -----------------------------------------------------------------
 
     def _dispatch(self) -> None:
-        """Grant free containers to waiting calls in turn, start creating containers for calls that
-        need one, and keep some containers warm.
-
-        This method may cause changes of the pool that call it again. The inner call then only
-        records that there is more to do, and the outer call does it.
+        """Grant free containers to waiting calls, create containers for calls that need one, and
+        keep some containers warm. The containers are created in the background.
         """
+        # Serving the queue may change the pool, and each change calls this method. Such an inner
+        # call only sets `_has_changed`, and the outer call does the work.
         self._has_changed = True
         if self._is_dispatching:
             return
@@ -684,7 +688,7 @@ class Pool:
 
 
 def _another(error: EngineError) -> EngineError:
-    """Return a copy of an error. Each waiting call needs its own, because the tracebacks would be
-    mixed if the same object were raised twice.
-    """
+    """Return a copy of an error."""
+    # Each waiting call needs its own: if the same object were raised twice, the tracebacks would be
+    # mixed.
     return copy.copy(error)

@@ -174,8 +174,8 @@ def program_body(
     of the operator. `command` and `env` are the program's command and environment variables.
 
     The program runs as an unprivileged user without capabilities, and without a guest. If
-    `has_network` is True, the container first starts a front, a process of this software that gives
-    the program its network connections and starts it.
+    `has_network` is True, the container starts a front instead of the program. A front is a process
+    of this software that provides network connections and starts the program.
     """
     if has_network:
         config = {"wall": "front", "import_paths": list(GUEST_IMPORT_PATHS), "command": command}
@@ -208,10 +208,12 @@ def guest_config(spec: ContainerSpec) -> JsonObject:
 
 
 def relay_command(epoch: int, command: tuple[str, ...] = GUEST_COMMAND) -> tuple[str, ...]:
-    """Return a command that connects the engine to the guest of a running container. The command
-    must be run in this container, where it joins its own standard streams to the guest. The guest
-    then treats these streams as those of a new engine, whose takeover of the container has the
-    number `epoch`. `command` is the command that starts a guest.
+    """Return the command that connects an engine to the guest of a container that already runs. The
+    engine must run this command in the container. The command then passes data between its own
+    standard streams and the guest.
+
+    `epoch` is the number of the engine's takeover of the container. `command` is the command that
+    starts a guest.
     """
     config = {"wall": "relay", "import_paths": list(GUEST_IMPORT_PATHS), "epoch": epoch}
     return (*command, json.dumps(config, sort_keys=True))

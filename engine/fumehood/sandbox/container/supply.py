@@ -148,8 +148,8 @@ class Making:
     """Settings for the creation of containers. All times are in seconds.
 
     A session without a disk keeps a container for at most `held_s`, and a session with a disk for
-    at most `held_with_disk_s`. If the engine ends, a session's container waits for the next engine
-    for `orphan_s`.
+    at most `held_with_disk_s`. After the engine has ended, a session's container waits at most
+    `orphan_s` for the next engine.
     """
 
     command: tuple[str, ...] = GUEST_COMMAND
@@ -250,7 +250,7 @@ class ContainerSupply:
         return self.down is None and any(name in self.images for name in names)
 
     def name_for(self, language: str) -> str:
-        """Return the name of the image that is configured for a language, even if the image is
+        """Return the name of the image that is configured for a language. The image itself may be
         missing.
 
         Raises:
@@ -286,9 +286,10 @@ class ContainerSupply:
     # -- looking --------------------------------------------------------------------
 
     async def find(self, name: str) -> Image:
-        """Return the image with this name. If the image is not known yet, query Docker. If the name
-        is that of an image with additions, such as packages for a session, and this image does not
-        exist, make it.
+        """Return the image with this name. If the image is not known yet, query Docker.
+
+        The name may be that of an image with additions, such as packages for a session. If such an
+        image does not exist, it is made.
 
         Raises:
             ImageMissing: the image does not exist.
@@ -317,9 +318,8 @@ class ContainerSupply:
         """Query Docker for its state, its host and the images, and store the results in this
         object.
 
-        Concurrent calls of `look` share queries: if another call has finished a query that began
-        after this call, do nothing. Also do nothing if the last query timed out less than
-        `REMEMBERED_S` seconds ago.
+        If another call has begun and finished a query since this call began, do nothing. If the
+        last query timed out less than `REMEMBERED_S` seconds ago, do nothing either.
         """
         came = time.monotonic()
         async with self._turn:
@@ -639,10 +639,10 @@ class ContainerSupply:
 
 
 def is_killed(pid: int) -> bool:
-    """Return whether a process of this machine has a pending SIGKILL. Return False if the process
-    does not exist.
+    """Return whether a process of this machine has a pending SIGKILL. If the process does not
+    exist, return False.
 
-    This detects a killed process that is frozen: with version 1 of cgroups, it receives the signal
+    A frozen process can have a pending SIGKILL: with version 1 of cgroups, it receives the signal
     only when it is thawed.
     """
     with suppress(OSError, ValueError):
@@ -655,10 +655,10 @@ def is_killed(pid: int) -> bool:
 
 @contextmanager
 def for_callers() -> Iterator[None]:
-    """Convert a DockerError that is raised in the block to SandboxUnavailable, the error for
-    callers. Ignore a DockerNotFound, because the channel of a container reports that the container
-    is gone.
+    """If a DockerError is raised in the block, raise SandboxUnavailable, the error for callers,
+    instead. If it is a DockerNotFound, ignore it.
     """
+    # A container that is gone is reported by its channel.
     try:
         yield
     except DockerNotFound:

@@ -187,8 +187,8 @@ class ContainerWall(HasImages):
 
     def stand_by(self) -> None:
         """Make this wall passive, because another wall manages the engine's containers. A passive
-        wall does not query Docker until its first use. Must be called before the wall's context is
-        entered.
+        wall does not query Docker until its first use. The caller must call this method before it
+        enters the wall's context.
         """
         self._is_in_use = False
 
@@ -258,9 +258,8 @@ class ContainerWall(HasImages):
         return self._pool.warm()
 
     def add_lock(self, image: str, lock: str) -> None:
-        """Remember the lock of the additions to `image`: their list of exact package versions. This
-        is needed because the name of an image with additions contains only the digest of the lock.
-        """
+        """Remember `lock`, the list of exact package versions that are added to `image`."""
+        # The name of an image with additions contains only the digest of the lock.
         self._additions.add(image.partition(PLUS)[0], lock)
 
     async def save_image(self, image: str, file: IO[bytes]) -> None:
@@ -442,16 +441,16 @@ class ContainerWall(HasImages):
 
     def image_of(self, held: HeldContainer) -> str:
         """Return the name of the image of a session. If packages were added to the image, also
-        remember the session's lock (the list of these packages) again, because the memory for locks
-        is limited and may have dropped this lock.
+        remember the list of these packages (`add_lock`).
         """
+        # The memory for locks is limited, and may have dropped this one.
         if held.lock:
             self.add_lock(held.image, held.lock)
         return held.image
 
     def lock_text(self, image: str) -> str:
-        """Return the lock of the additions to `image`: their list of exact package versions. Return
-        "" if the image has no additions or its lock is no longer remembered.
+        """Return the list of exact package versions that were added to `image`. If nothing was
+        added, or the list is no longer remembered, return "".
         """
         return self._additions.lock_text(image)
 
@@ -495,9 +494,12 @@ class ContainerWall(HasImages):
 
     @asynccontextmanager
     async def fork(self, copy: str, session_id: str, home: SessionHome) -> AsyncIterator[str]:
-        """Make the disk of the new session `session_id`, and yield the disk's name. The content of
-        the new disk is copied from `copy`, the name of a copy of another session's disk. `home` is
-        what is stored about that other session. If the block fails, the new disk is removed.
+        """Make a disk for a new session, and yield the disk's name. `copy` is the name of a copy of
+        another session's disk, and the new disk gets the same content. `session_id` is the id of
+        the new session. `home` belongs to the other session, and is not used.
+
+        If the copying or the block fails, the new disk is removed. Raises SandboxUnavailable if the
+        disk could not be made.
         """
         disk = f"fumehood-{session_id}"
         with self.spared(disk, for_good=True):
@@ -698,10 +700,10 @@ class ContainerWall(HasImages):
         self._ending_disks = set(filter(self.disks.has, self._ending_disks))
 
     async def _sweep_ending_disks(self) -> None:
-        """Wait at most `STOP_DEADLINE_S` seconds until the disks of sessions that have just ended
-        are removed. This takes time because a disk cannot be removed before Docker has removed its
-        container.
+        """Remove the disks of sessions that have just ended. Wait at most `STOP_DEADLINE_S` seconds
+        until they are removed.
         """
+        # This takes time because a disk cannot be removed before Docker has removed its container.
         self._disks_in_use -= self._ending_disks
         with anyio.move_on_after(STOP_DEADLINE_S, shield=True):
             await self._sweep_disks()
@@ -793,9 +795,11 @@ class HeldContainer:
         on_lost: Callable[[], None],
         take_over: Callable[[], Awaitable[Container | None]] | None = None,
     ) -> None:
-        """`take_over` connects to the container that an earlier engine created, and returns it, or
-        returns None if the container is gone. For a container that this engine has created,
-        `take_over` is None.
+        """Create the object for the container `name`. `languages` are the languages that its image
+        supports. `on_lost` is called when the container has ended.
+
+        If an earlier engine created the container, `take_over` connects to it and returns it, or
+        returns None if it is gone. If this engine created the container, `take_over` is None.
         """
         self.name = name
         """The container's name in Docker."""
@@ -841,8 +845,8 @@ class HeldContainer:
         """
 
     async def until_unchanging(self) -> None:
-        """Wait until the container is neither being started again nor being removed. After that,
-        nothing uses the disk of a stopped session.
+        """Wait until no operation changes the container, and until the container of a stopped
+        session is removed. After that, nothing uses the disk of a stopped session.
         """
         async with self._changing:
             await self.removed.wait()
@@ -879,9 +883,12 @@ class HeldContainer:
 
     @asynccontextmanager
     async def copy_disk(self, copy: str) -> AsyncIterator[int]:
-        """Copy the disk of the session to a disk with the name `copy`, and yield the size of the
-        copy in bytes. After the block, the copy is removed, unless the function passed to
-        `ContainerWall.spare_copies` returns its name.
+        """Copy the disk of the session to a new disk named `copy`. The block gets the size of the
+        copy in bytes.
+
+        After the block, the copy is kept only if the function passed to
+        `ContainerWall.spare_copies` returns its name. Raises SandboxUnavailable if the disk is gone
+        or could not be copied.
         """
         assert self.disk is not None
         with self._wall.spared(copy):
@@ -895,8 +902,12 @@ class HeldContainer:
             yield size
 
     async def restore(self, copy: str) -> None:
-        """Replace the disk of the session by a copy of the disk `copy`. The container is stopped
-        for this. If the copy cannot be made, the container is not stopped.
+        """Replace the disk of the session by a copy of the disk `copy`. First make the copy, then
+        stop the container, then replace the disk.
+
+        Raises:
+            SandboxUnavailable: the disk was not replaced. If the copy could not be made, the
+                container was not stopped either.
         """
         assert self.disk is not None
         new = f"{self.disk.volume}{NEW}"
@@ -909,9 +920,11 @@ class HeldContainer:
                     await self._wall.disks.replace(self.disk.volume, new)
 
     async def take_over(self) -> None:
-        """Connect to the container that an earlier engine created, unless the container is frozen.
-        Try again as long as Docker cannot be used. If the container is gone, a session with a disk
-        is marked as stopped, and any other session as lost.
+        """Connect to the container that an earlier engine created. If the container is frozen, do
+        nothing. If Docker cannot be used, wait and try again.
+
+        If the container is gone, a session with a disk becomes stopped, and any other session is
+        lost.
         """
         while self.lost is None and not self.is_stopped:
             try:
@@ -925,13 +938,13 @@ class HeldContainer:
                 return
 
     async def look(self) -> None:
-        """Find out from Docker whether the container has ended, and if so, mark the session as
-        stopped or lost. This is only done while the container is frozen or not yet taken over,
-        because otherwise its channel reports the end.
+        """If the container is frozen or not yet taken over, find out from Docker whether it has
+        ended. If it has, a session with a disk becomes stopped, and any other session is lost.
 
         Raises:
             DockerError: Docker cannot be queried now.
         """
+        # In all other cases, the container's channel reports the end.
         if self._changing.locked():  # the operation in progress will detect it
             return
         async with self._changing:
@@ -945,12 +958,13 @@ class HeldContainer:
 
     async def until_free(self) -> None:
         """Make the container ready for the next run: thaw it, start it again, or take it over from
-        an earlier engine. Then wait for the cleanup after the last run. The channel limits the time
-        for this cleanup.
+        an earlier engine. Then wait until the cleanup after the last run is done, or the container
+        has ended.
 
         Raises:
             SandboxUnavailable: the container cannot be thawed, started or taken over now.
         """
+        # The channel limits the time for the cleanup.
         while self.lost is None and (self.container is None or self.is_paused):
             async with self._changing:
                 await self._until_usable()
@@ -958,9 +972,10 @@ class HeldContainer:
 
     async def facts(self) -> JsonObject:
         """Return the facts of the image that the next run uses, in the form of
-        `ContainerWall.facts_of`. If this engine has not yet connected to the container of an
-        earlier engine, connect to it first, because the digest of its image is needed.
+        `ContainerWall.facts_of`. If the container belongs to an earlier engine, first take it over.
+        Raises SandboxUnavailable if that is impossible now.
         """
+        # The digest of the image is known only after the takeover.
         if not self.is_stopped and self.container is None:
             await self.until_free()
         image = self._wall.image_of(self)
@@ -969,9 +984,10 @@ class HeldContainer:
         return await self._wall.facts_of(image)
 
     async def _until_removed(self) -> None:
-        """Wait until Docker has removed the container of a stopped session, because until then the
-        container uses the disk. Raises SandboxUnavailable if that takes too long.
+        """If the session is stopped, wait until Docker has removed its container. Raises
+        SandboxUnavailable if that takes too long.
         """
+        # Until then, the container uses the disk.
         with anyio.move_on_after(RESTART_S):
             await self.removed.wait()
             return
@@ -996,9 +1012,11 @@ class HeldContainer:
             await self._has_changed.wait()
 
     def use(self, container: Container | None) -> None:
-        """From now on, use `container` for the session. The container was taken over from an
-        earlier engine, or created for the session's disk. None means that the container is gone. If
-        the session has ended in the meantime, end the container.
+        """From now on, use `container` for the session. It was taken over from an earlier engine,
+        or created for the session's disk.
+
+        If `container` is None, the session's container is gone; the session is then stopped or
+        lost. If the session has ended in the meantime, end the container.
         """
         self.is_stopped, self.container = False, container
         if container is not None:

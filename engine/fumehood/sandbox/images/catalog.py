@@ -146,10 +146,9 @@ def list_images(
 
 def _has_our_tag(row: dict[str, Any]) -> bool:
     """Whether a row of Docker's list of images has a tag of our repository that matches the row's
-    labels. The result is False for a layer with packages, although it inherits the labels of the
-    image that it extends.
+    labels. If the row is a layer with packages, the result is False.
     """
-    if LAYER_BASE in (row.get("Labels") or {}):
+    if LAYER_BASE in (row.get("Labels") or {}):  # it inherits the labels of the image below it
         return False
     repository = f"{REPOSITORY}/{(row.get('Labels') or {}).get(IMAGE)}:"
     return any(str(tag).startswith(repository) for tag in row.get("RepoTags") or ())

@@ -89,10 +89,12 @@ class GuestProcess(asyncio.Protocol):
         command: Sequence[str],
         make: Callable[[anyio.abc.Process, socket.socket], Self] | None = None,
     ) -> Self:
-        """Start a guest with this command, wait until the guest has tested itself, and return the
-        object for the guest. If `make` is given, it creates this object from the guest's process
-        and the socket on which the guest hands over pipes. Otherwise, the object is an instance of
-        this class.
+        """Start a guest with `command`, wait until the guest has tested itself, and return its
+        `GuestProcess`.
+
+        `make` creates the returned object. Its arguments are the guest's process and a socket,
+        through which the guest passes the pipes of child processes to the host. If `make` is None,
+        the class itself creates the object.
 
         Raises:
             GuestFailed: the guest could not be started, has ended, or was not ready within
@@ -192,11 +194,10 @@ class GuestProcess(asyncio.Protocol):
             await self._process.wait()
 
     def kill(self) -> None:
-        """Kill the guest's supervisor and each of its descendants. This does not rely on the
-        operating system to signal the descendants when their parent dies.
-        """
+        """Kill the guest's supervisor and all its descendants."""
         self._end()
-        # List the descendants first, because children of a dead supervisor get another parent.
+        # Kill each descendant, because the operating system may not signal them when their parent
+        # dies. List them first, because children of a dead supervisor get another parent.
         family = _with_descendants(self._process.pid)
         if self._process.returncode is None:
             # Use the pid: `kill` of the process object would first collect the exit status, for
@@ -258,8 +259,8 @@ class GuestProcess(asyncio.Protocol):
             self._listeners.pop(message.id, None)
 
     def _on_handover(self) -> None:
-        """Kill the guest, because it has sent the pipes of a child process to the host, although
-        the host had not requested a child process.
+        """Kill the guest. It has sent the pipes of a child process, but the host had requested
+        none.
         """
         self.kill()
 

@@ -213,11 +213,10 @@ class ProcessWall:
 
 
 class ProcessLease:
-    """The right to use one slot of the guest.
+    """The right to use one slot of the guest. Entering its context waits for a free slot."""
 
-    This is a class and not a generator, because a generator would be slower, and every short call
-    needs a lease.
-    """
+    # A class and not a generator, because a generator would be slower, and every short call needs a
+    # lease.
 
     __slots__ = ("_guest", "_principal_id", "_wall", "queue_ms")
 
@@ -279,14 +278,15 @@ LIBRARY_DIRECTORIES = ("site-packages", "dist-packages")
 
 
 class JailWall(ProcessWall):
-    """The wall for sandboxed functions. Each function runs in a child process in which nothing has
-    run before.
+    """The wall for sandboxed functions. Each call runs in a child process in which nothing has run
+    before.
 
-    A child process may read only Python, its libraries, and the import path of the function. These
-    rights are set before the child process runs any of the function's code. `tool_paths` are the
-    import paths of all functions that may be called; a function that is sent as a pickle has no
-    import path. If the operating system has no Landlock, the jail does not start, and only calls of
-    sandboxed functions are refused.
+    A child process can read only Python, its libraries, and the import path of the function. This
+    limit applies before any code of the function runs. A function that is sent as a pickle has no
+    import path. `tool_paths` are the import paths of all functions that may be called.
+
+    If the operating system has no Landlock, the jail does not start, and calls of sandboxed
+    functions are refused.
     """
 
     name = "jail"

@@ -102,11 +102,10 @@ async def show_one(view: View) -> Response:
 
 
 async def show_running(view: View) -> Response:
-    """Send a running call's progress, or nothing if the page already shows it.
-
-    This request never waits for a change, because browsers allow few connections, and other pages
-    need them.
+    """Send a running call's progress, or nothing if the page already shows it. If the call has
+    ended, the page is loaded again. Never waits for a change.
     """
+    # Waiting for a change would keep a connection, and browsers allow only few of them.
     call = (await view.control.calls.show(view.path["call_id"])).call
     if call.running is None:  # the call has ended, and its page is now another one
         return Response(status_code=204, headers={"hx-refresh": "true"})

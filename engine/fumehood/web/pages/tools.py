@@ -160,12 +160,13 @@ def _tool_in(view: View) -> str:
 
 
 async def _caller(view: View) -> AsyncClient:
-    """Return the client with which the user tries a tool. If the form contains a token, the client
-    sends this token. If it contains none and the user is an administrator, return the console's own
-    client.
+    """Return the client with which the user tries a tool.
+
+    If the form contains a token, the client sends this token. If the form contains none and the
+    user is an administrator, return the console's own client.
 
     Raises:
-        Problem: the token is invalid, or missing and the user is not an administrator.
+        Problem: the token is invalid, or there is no token and the user is not an administrator.
     """
     token = view.form.get("token").strip()
     if token:

@@ -69,9 +69,10 @@ def _tokens(row: UsageRow) -> int:
 
 
 def _currency(table: UsageTable) -> str:
-    """Return the currency in which the largest amount was spent. The charts show only this
-    currency, because amounts in different currencies cannot be added.
+    """Return the currency in which the largest amount was spent. If nothing was spent, return the
+    table's own currency.
     """
+    # The charts show only one currency, because different currencies cannot be added.
     cost = table.total.cost
     return max(cost, key=lambda name: float(cost[name]), default=table.currency)
 
