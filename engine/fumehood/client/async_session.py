@@ -31,8 +31,8 @@ TIMEOUT_S = 600.0
 class AsyncSession:
     """A session of an engine, with methods that run programs in the session.
 
-    The object is an asynchronous context manager, which calls `close` at the end. Only one event
-    loop may use the object.
+    An asynchronous context manager, for one event loop. At the end of its block it calls
+    `close`.
     """
 
     def __init__(

@@ -31,8 +31,8 @@ else:
 class AsyncClient(AsyncClientOfParts):
     """A client of the callers' socket, with the methods of all parts.
 
-    The client is an asynchronous context manager, and only one event loop may use it. It connects
-    when it sends the first request, and reconnects if the daemon was restarted.
+    An asynchronous context manager, for one event loop. The client connects when it sends the
+    first request, and reconnects if the daemon was restarted.
 
     Raises:
         DaemonUnavailable: from every method, if no server answers in time.

@@ -49,7 +49,9 @@ PAGE = 100
 
 
 class BaseClient(CommonOperations):
-    """Base class of the clients of both sockets, with the methods that they have in common."""
+    """Base class of the two clients, for the callers' socket and the control socket. It contains
+    the methods that both clients have.
+    """
 
     _is_control = False
 
@@ -93,8 +95,8 @@ class BaseClient(CommonOperations):
         return self._transport.send(ApiRequest("GET", address("openapi.json"), object_of))
 
     def request(self, method: str, path: str, body: JsonObject | None = None) -> Envelope:
-        """Send a request with an HTTP method to any address at which the engine answers with an
-        envelope.
+        """Send a request to the engine's address `path`, and return the envelope. `method` is the
+        HTTP method. Only addresses that answer with an envelope can be used.
 
         Raises:
             ValueError: the body is not JSON, so nothing was sent.
@@ -139,8 +141,8 @@ class Client(BaseClient, CallerOperations):
 
         The caller may run the tool only if the decision is `allow`, and then only once. If the call
         waits for approval, the decision is `pending`. Repeat the same request to get the final
-        decision. `context` is everything else that determines the effect of the tool. `options` are
-        the fields of `DecisionOptions`.
+        decision. `context` is everything besides the arguments that determines the effect of the
+        tool. `options` are the fields of `DecisionOptions`.
 
         Raises:
             TypeError: an option is unknown.
@@ -240,7 +242,9 @@ class Client(BaseClient, CallerOperations):
     ) -> AgentTools:
         """Fetch an agent's tools, in the agent's order and with the schemas that the agent sees.
 
-        The answer also names the tools that are left out, with the reasons.
+        The answer has at most `at_most` tools of the given `categories`, with a `cost_per_use` of
+        at most `max_cost`. A filter that is None excludes no tool. The answer also names the tools
+        that are left out, with the reasons.
 
         Raises:
             Refused: the agent is unknown, or this caller may not act for it.

@@ -125,6 +125,7 @@ class ControlledApprovals(ControlApprovals):
         """Approve a call. If `arguments` are given, the call runs with them instead of its own
         arguments.
 
+        `remember` is a request to allow matching calls without approval from now on.
         `action_digest` is the digest that `preview_edit` returned for `arguments`. If the action
         has changed since that preview, the engine refuses the decision.
         """
@@ -140,15 +141,21 @@ class ControlledApprovals(ControlApprovals):
         return self._decide(approval_id, decision, version)
 
     def next_change(self, after: int = -1, *, wait_s: float = LONGEST_POLL_S) -> int:
-        """Wait until the number of changes to approvals differs from `after`. Return the number.
+        """Wait until approvals have changed, and return how many changes there have been so far.
 
-        After `wait_s` seconds (25 at most), return the number even if it has not changed.
+        `after` is the number that an earlier call of this method returned. The method returns when
+        the number differs from `after`, or after `wait_s` seconds (25 at most). With the default of
+        `after`, it returns immediately.
         """
         return (self.changes(after, wait_s=wait_s)).changes
 
     def changes(self, after: int = -1, *, wait_s: float = LONGEST_POLL_S) -> ApprovalChanges:
-        """Wait as `next_change` does. Return the number of changes and the number of pending
-        approvals.
+        """Wait until approvals have changed. Return how many changes there have been so far, and
+        how many approvals are pending.
+
+        `after` is the number of changes that an earlier call returned. The method returns when the
+        number differs from `after`, or after `wait_s` seconds (25 at most). With the default of
+        `after`, it returns immediately.
         """
         query = {"after": after, "wait": wait_s}
         request = ask(
@@ -167,8 +174,8 @@ class ControlledCalls(ControlCalls):
     """The methods of `ControlClient.calls`, which act on the calls of all principals."""
 
     def dry_run(self, call_id: str) -> Envelope:
-        """Repeat a call that needed approval as a dry run. The dry run has the rights of the call's
-        caller.
+        """Make a dry run of an earlier call that needed approval, and return the answer. The dry
+        run has the rights of that call's caller.
         """
         path = address("calls", call_id, "dry-run")
         return self._transport.send(ApiRequest("POST", path, _dry_run_answer))

@@ -30,7 +30,11 @@ TIMEOUT_S = 600.0
 
 
 class Session:
-    """A session and its programs. A context manager; threads may share it."""
+    """A session of an engine, with methods that run programs in the session.
+
+    A context manager; threads may share it. At the end of its block it calls
+    `close`.
+    """
 
     def __init__(
         self,
@@ -51,7 +55,8 @@ class Session:
 
         If `session_id` is given, that session is used; otherwise a new session is created on first
         use. The options from `image` to `lifetime_seconds` have the same meaning as in
-        `Client.create_session`.
+        `Client.create_session`. Calls are made for the agent `agent_id`, with the time limit
+        `timeout_seconds` and with `wait_for_approval` as in `CallOptions`.
         """
         self.id = session_id
         self._is_own = session_id is None
@@ -120,7 +125,10 @@ class Session:
                 self._resources, self._client = ExitStack(), self._given
 
     def call(self, tool: str, arguments: JsonObject, timeout_s: float | None = None) -> Envelope:
-        """Call a tool in this session. The call is cancelled if the connection is closed."""
+        """Call a tool in this session. The engine cancels the call if the connection is closed.
+
+        If `timeout_s` is None, the session's `timeout_seconds` is the time limit.
+        """
         with self._turn:
             client = self.client()
             return client.call(

@@ -57,8 +57,8 @@ class Transport:
     def download(self, request: ApiRequest[None], write: Write) -> None:
         """Pass the bytes of an answer to `write` as they arrive.
 
-        As in `send`, a request that fails before the first byte of the answer may be sent once
-        more.
+        If the connection fails before the first byte of the answer, the request may be sent once
+        more, according to `may_send_again`.
 
         Raises:
             DaemonUnavailable: no server answers, or the answer is incomplete.
@@ -79,7 +79,8 @@ class Transport:
         """Send a request whose body is `chunks`, and return its answer. `size` is the size of the
         body in bytes, or None if it is unknown.
 
-        The request is sent only once, because the pieces cannot be read again.
+        The request is sent only once, even if the connection fails, because `chunks` cannot be read
+        again.
 
         Raises:
             DaemonUnavailable: no server answers, or the answer is incomplete. Exceptions of

@@ -125,7 +125,7 @@ def handle_request(
 ) -> ApiRequest[HandledCalls]:
     """Return the request that runs a message's tool calls. `name` is the provider's format.
 
-    The request's time limit allows all calls to run one after the other.
+    The request's time limit is long enough for all calls to run one after the other.
     """
     from fumehood.formats.agent_loop import how_many_calls, plain
 

@@ -33,12 +33,18 @@ class ClientWithForks(Client):
         best: Callable[[Envelope], Any] | None = None,
         **options: Unpack[CallKeywords],
     ) -> ForkedCalls:
-        """Call a tool concurrently with each of the inputs, each in its own fork of a session.
+        """Call a tool concurrently with each of `inputs`, each in its own fork of the session
+        `session`.
 
-        The session must have a disk. The forks begin with the session's current files, or with
-        those of one of its snapshots; `snapshot_id` is the snapshot's id or name. If `best` is
-        given, it computes a value from each successful answer, and the fork whose answer has the
-        highest value is kept. All other forks are ended, with their calls that wait for approval.
+        The session must have a disk. The forks begin with the session's current files. If
+        `snapshot_id` is given, they begin with the files of the snapshot with this id or name.
+
+        If `best` is given, it computes a value from each successful answer. The fork whose answer
+        has the highest value is kept. All other forks are ended, together with their calls that
+        wait for approval. If `best` is None, all forks are ended.
+
+        `options` are the options of each call, as in `call`. Return the answers in the order of
+        `inputs`, and the kept fork.
 
         Raises:
             TypeError: an option is unknown, or is `session_id`.

@@ -34,11 +34,12 @@ class ClientWithStreams(Client):
     def stream(
         self, tool: str, arguments: JsonObject | None = None, **options: Unpack[CallKeywords]
     ) -> Generator[Event, None]:
-        """Call a tool and return its events as they happen. The last event is the answer.
+        """Call a tool and return its events as they happen. The last event contains the answer.
+        `options` are the call's options, as in `call`.
 
-        A refused call yields an `ErrorEvent`. Closing the iterator closes the connection; the call
-        continues, unless `cancel_on_disconnect` is set. If the connection breaks, the stream is
-        resumed, and no event is lost or repeated.
+        If the call is refused, the only event is an `ErrorEvent`. Closing the iterator closes the
+        connection; the call continues, unless `cancel_on_disconnect` is set. If the connection
+        breaks, the stream is resumed, and no event is lost or repeated.
 
         Raises:
             TypeError, ValueError: for the same reasons as in `call`.
@@ -55,8 +56,8 @@ class ClientWithStreams(Client):
     def follow(self, call_id: str, after: str | None = None) -> Generator[Event, None]:
         """Return the events of a call that `stream` started, even if the call has ended.
 
-        The events begin with the first one or, if `after` is given, with the one that follows the
-        event with this id. If the events are not available, a single `ErrorEvent` is returned.
+        `after` is the id of an event: only later events are returned. If `after` is None, all
+        events are returned. If the events are not available, a single `ErrorEvent` is returned.
 
         Raises:
             DaemonUnavailable: no server answers, or the stream breaks off and cannot be resumed.

@@ -78,8 +78,8 @@ class ClientWithFiles(Client):
             self._transport.download(request, file.write)
 
     def put_directory(self, session_id: str, source: Path | str, path: str = "") -> UnpackedArchive:
-        """Copy the local directory `source` into the directory `path` of a session's workspace. By
-        default, copy it into the workspace itself.
+        """Copy the local directory `source` into the directory `path` of a session's workspace. If
+        `path` is empty, copy it into the workspace itself.
 
         Existing files with the same names are replaced, and other files stay. Links are not copied.
 
