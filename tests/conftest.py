@@ -390,7 +390,7 @@ class Daemon:
     def stop(self) -> int:
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
-        self.process.wait(timeout=120)
+        self.process.wait(timeout=600)
         self.close_clients()
         return self.process.returncode
 
@@ -440,7 +440,7 @@ def make_first_approver(directory: Path) -> str:
     made = subprocess.run(
         [str(FUMEHOOD), "approvers", "init"],
         env={**CLEAN_ENVIRONMENT, "FUMEHOOD_HOME": str(directory)},
-        capture_output=True, timeout=120, check=True,
+        capture_output=True, timeout=600, check=True,
     )  # fmt: skip
     return made.stdout.decode().strip()
 
@@ -467,7 +467,7 @@ def start_daemon(home: Path) -> Iterator[StartDaemon]:
     for daemon in started:
         if daemon.process.poll() is None:
             daemon.process.kill()
-            daemon.process.wait(timeout=120)
+            daemon.process.wait(timeout=600)
         daemon.close_clients()
 
 

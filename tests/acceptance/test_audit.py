@@ -67,7 +67,7 @@ def verified(site: Site, state: Path) -> Any:
     done = subprocess.run(
         [*site.command, "audit", "verify", "--json"],
         env={**site.environment, "FUMEHOOD_HOME": str(state)},
-        cwd="/", capture_output=True, text=True, timeout=60,
+        cwd="/", capture_output=True, text=True, timeout=600,
     )  # fmt: skip
     assert done.returncode == (0 if json.loads(done.stdout)["intact"] else 1), done.stderr
     return json.loads(done.stdout)

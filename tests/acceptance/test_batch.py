@@ -173,7 +173,7 @@ def batch(
         file.write_text(given, encoding="utf-8")
     done = subprocess.run(
         [str(FUMEHOOD), "call", "--batch", "-" if file is None else str(file), *more],
-        env=daemon.environment, input=given.encode(), capture_output=True, timeout=60,
+        env=daemon.environment, input=given.encode(), capture_output=True, timeout=600,
     )  # fmt: skip
     lines = done.stdout.decode().splitlines()
     return done.returncode, [json.loads(line) for line in lines], done.stderr.decode()

@@ -58,7 +58,7 @@ def run(daemon: Daemon, *arguments: str, **environment: str) -> subprocess.Compl
         env={**daemon.environment, **environment},
         stdin=subprocess.DEVNULL,
         capture_output=True,
-        timeout=60,
+        timeout=600,
     )
 
 
@@ -229,7 +229,7 @@ def test_forged_tool_name_cannot_inject_a_line_into_terminal_output(
     environment = {**daemon.environment, "TERM": "dumb", "COLUMNS": "300"}
     done = subprocess.run(
         [str(FUMEHOOD), "calls", "list"], env=environment, stdout=theirs, stderr=theirs,
-        stdin=subprocess.DEVNULL, timeout=60, check=False,
+        stdin=subprocess.DEVNULL, timeout=600, check=False,
     )  # fmt: skip
     tail = subprocess.Popen(
         [str(FUMEHOOD), "calls", "tail"], env=environment, stdout=theirs, stderr=theirs,

@@ -22,7 +22,7 @@ def run(
 ) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [FUMEHOOD, *arguments], env={**daemon.environment, **more}, text=True, input=given,
-        capture_output=True, timeout=60,
+        capture_output=True, timeout=600,
     )  # fmt: skip
 
 

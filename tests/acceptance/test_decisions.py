@@ -59,7 +59,7 @@ def hooked(site: Site, given: str, *options: str) -> tuple[str, str]:
     return answer_of(
         subprocess.run(
             [*site.command, *HOOK, *options], env=site.environment, cwd="/", text=True,
-            input=given, capture_output=True, timeout=60, **site._identity("caller"),
+            input=given, capture_output=True, timeout=600, **site._identity("caller"),
         )
     )  # fmt: skip
 
@@ -68,7 +68,7 @@ def alone(given: str, *options: str, **environment: str) -> tuple[str, str]:
     return answer_of(
         subprocess.run(
             [FUMEHOOD, *HOOK, *options], env={**CLEAN_ENVIRONMENT, **environment}, text=True,
-            input=given, capture_output=True, timeout=60,
+            input=given, capture_output=True, timeout=600,
         )
     )  # fmt: skip
 
@@ -190,7 +190,7 @@ def test_hook_denies_on_malformed_server_response(home: Path, reply: bytes) -> N
 def test_hook_with_unknown_option_exits_with_blocking_status() -> None:
     done = subprocess.run(
         [FUMEHOOD, *HOOK, "--wiat", "5"], env=CLEAN_ENVIRONMENT, input=call_of("ls"), text=True,
-        capture_output=True, timeout=60,
+        capture_output=True, timeout=600,
     )  # fmt: skip
     assert done.returncode == 2
 
@@ -200,7 +200,7 @@ def test_hook_with_unwritable_stdout_exits_with_blocking_status(home: Path, outp
     command = f'exec "$@" >{output}'
     done = subprocess.run(
         ["sh", "-c", command, "sh", FUMEHOOD, *HOOK], input=call_of("ls"), text=True,
-        env={**CLEAN_ENVIRONMENT, "FUMEHOOD_HOME": str(home)}, capture_output=True, timeout=60,
+        env={**CLEAN_ENVIRONMENT, "FUMEHOOD_HOME": str(home)}, capture_output=True, timeout=600,
     )  # fmt: skip
     assert done.returncode == 2
     assert alone(call_of("ls"), FUMEHOOD_HOME=str(home))[0] == "deny"  # the twin: 0, and an answer
@@ -258,7 +258,7 @@ def test_hook_whose_answer_nobody_reads_exits_with_blocking_status(
 def test_printed_settings_run_this_command_and_block_on_failure(site: Site) -> None:
     done = subprocess.run(
         [*site.command, *HOOK, "--wait", "30", "--print-settings"], env=site.environment,
-        text=True, capture_output=True, timeout=60, **site._identity("caller"),
+        text=True, capture_output=True, timeout=600, **site._identity("caller"),
     )  # fmt: skip
     settings = json.loads(done.stdout)
     ((entry,),) = [group["hooks"] for group in settings["hooks"]["PreToolUse"]]

@@ -27,7 +27,7 @@ def definition(**fields: Any) -> dict[str, Any]:
 def run(daemon: Daemon, *arguments: str, text: str | None = None) -> tuple[int, str, str]:
     done = subprocess.run(
         [str(FUMEHOOD), *arguments], env=daemon.environment, capture_output=True, text=True,
-        timeout=60, input=text,
+        timeout=600, input=text,
     )  # fmt: skip
     return done.returncode, done.stdout, done.stderr
 

@@ -98,7 +98,11 @@ def test_jailed_function_runs_locally_and_doctor_reports_the_jail(
 
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [str(FUMEHOOD), *arguments], env=environment, capture_output=True, text=True, timeout=60
+            [str(FUMEHOOD), *arguments],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=600,
         )
 
     called = run("call", "price", '{"item": "apple"}', "--local", "--json")

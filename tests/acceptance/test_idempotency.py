@@ -55,7 +55,7 @@ def test_command_line_auto_idempotency_key_replays_the_first_answer(shared_daemo
         return subprocess.run(
             [str(FUMEHOOD), "call", "calculator", '{"expression": "6 * 7"}', *more],
             env=shared_daemon.environment, stdin=subprocess.DEVNULL, capture_output=True,
-            timeout=60,
+            timeout=600,
         )  # fmt: skip
 
     answers = [json.loads(call("--idempotency-key", "auto").stdout) for _ in range(2)]

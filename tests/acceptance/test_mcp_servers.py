@@ -40,7 +40,7 @@ def test_upstream_mcp_tool_is_subject_to_policy_validation_and_approval(
     assert added["metadata"]["sandbox"]["placement"] == "host"
     assert client.call("tester__draw").code == "PERMISSION_DENIED"
     lint = [str(FUMEHOOD), "tools", "lint", "tester__add", "--json"]
-    reviewed = subprocess.run(lint, env=daemon.environment, capture_output=True, timeout=60)
+    reviewed = subprocess.run(lint, env=daemon.environment, capture_output=True, timeout=600)
     assert b'"tester__add"' in reviewed.stdout
     assert b"invalid-definition" not in reviewed.stdout  # although it says `sandboxed: false`
     wrong = client.call("tester__add", {"a": "much", "b": 2})

@@ -58,7 +58,7 @@ def run(
     environment: dict[str, str], *arguments: str, stdin: str = ""
 ) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [str(FUMEHOOD), *arguments], env=environment, capture_output=True, timeout=60, text=True,
+        [str(FUMEHOOD), *arguments], env=environment, capture_output=True, timeout=600, text=True,
         input=stdin,
     )  # fmt: skip
 

@@ -73,7 +73,7 @@ def test_result_parts_are_streamed_resumable_and_omitted_if_disabled(
         assert client.call(tool, arguments).body["data"] == data
     shown = subprocess.run(
         [FUMEHOOD, "call", "--stream", "poem", '{"lines": 2}', "--json"],
-        env=daemon.environment, capture_output=True, timeout=60,
+        env=daemon.environment, capture_output=True, timeout=600,
     )  # fmt: skip
     assert b"line 0\nline 1\n" in shown.stderr
     assert json.loads(shown.stdout)["data"] == {"value": "line 0\nline 1\n"}

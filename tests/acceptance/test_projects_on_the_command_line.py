@@ -42,7 +42,7 @@ def command(daemon: Daemon, *arguments: str | Path) -> dict[str, Any]:
 
 
 def run(daemon: Daemon, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(**command(daemon, *arguments), capture_output=True, timeout=60)
+    return subprocess.run(**command(daemon, *arguments), capture_output=True, timeout=600)
 
 
 def session_of(done: subprocess.CompletedProcess[str]) -> str:

@@ -37,7 +37,7 @@ def message(*calls: Any) -> dict[str, Any]:
 def command(daemon: Daemon, *words: str) -> subprocess.CompletedProcess[bytes]:
     return subprocess.run(
         [FUMEHOOD, "tools", "export", *words],
-        env=daemon.environment, capture_output=True, timeout=60,
+        env=daemon.environment, capture_output=True, timeout=600,
     )  # fmt: skip
 
 
@@ -108,7 +108,7 @@ def test_commands_in_exported_skill_run_unchanged(shared_daemon: Daemon, tmp_pat
     assert command(shared_daemon, "--format", "skill").stdout.decode() == text
     (line,) = [line for line in text.splitlines() if line.startswith("fumehood call calculator")]
     called = subprocess.run(
-        ["bash", "-c", line], capture_output=True, timeout=60,
+        ["bash", "-c", line], capture_output=True, timeout=600,
         env={**shared_daemon.environment, "PATH": shell_path()},
     )  # fmt: skip
     assert json.loads(called.stdout)["data"]["value"] == 1144

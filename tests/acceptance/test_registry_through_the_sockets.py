@@ -36,7 +36,7 @@ def run(admin: Authority, *command: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [FUMEHOOD, *command, "--credential-stdin"],
         env={**CLEAN_ENVIRONMENT, "FUMEHOOD_HOME": str(admin.home)},
-        input=admin.credential + "\n", capture_output=True, text=True, check=False, timeout=30,
+        input=admin.credential + "\n", capture_output=True, text=True, check=False, timeout=600,
     )  # fmt: skip
 
 

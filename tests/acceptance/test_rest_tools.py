@@ -52,7 +52,7 @@ def run(daemon: Daemon, *arguments: str, credential: str | None = None) -> str:
     more = () if credential is None else ("--credential-stdin",)
     done = subprocess.run(
         [str(FUMEHOOD), *arguments, *more], env=daemon.environment, capture_output=True,
-        timeout=60, input=f"{credential}\n".encode(),
+        timeout=600, input=f"{credential}\n".encode(),
     )  # fmt: skip
     return done.stdout.decode() + done.stderr.decode()
 

@@ -113,13 +113,13 @@ def test_command_line_runs_restricted_program_through_the_daemon(shared_daemon: 
     done = subprocess.run(
         [str(FUMEHOOD), "call", "run_restricted_python", "-"],
         env=shared_daemon.environment, input=json.dumps({"code": PROGRAM}).encode(),
-        capture_output=True, timeout=30,
+        capture_output=True, timeout=600,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["data"]["stdout"] == PRINTED
     failed = subprocess.run(
         [str(FUMEHOOD), "call", "run_restricted_python", json.dumps({"code": "1 / 0"})],
-        env=shared_daemon.environment, capture_output=True, timeout=30,
+        env=shared_daemon.environment, capture_output=True, timeout=600,
     )  # fmt: skip
     assert failed.returncode == 1
     assert json.loads(failed.stdout)["error"]["code"] == "EXECUTION_ERROR"
@@ -132,7 +132,7 @@ def test_command_line_local_option_runs_restricted_program_without_daemon(
     done = subprocess.run(
         [str(FUMEHOOD), "call", "run_restricted_python", '{"code": "[n * n for n in range(4)]"}', "--local"],
         env={**shared_daemon.environment, "FUMEHOOD_HOME": str(home)},
-        capture_output=True, timeout=60,
+        capture_output=True, timeout=600,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["data"]["value"] == [0, 1, 4, 9]

@@ -57,7 +57,7 @@ def test_curl_call_over_unix_socket_returns_standard_envelope(shared_daemon: Dae
             "--header", "content-type: application/json",
             "--data", '{"arguments": {"expression": "5! + 2**10"}}',
         ],
-        check=True, capture_output=True, timeout=30,
+        check=True, capture_output=True, timeout=600,
     )  # fmt: skip
     envelope = json.loads(answer.stdout)
     assert list(envelope) == KEYS

@@ -280,7 +280,7 @@ def test_run_command_runs_script_and_saves_its_files(daemon: Daemon, tmp_path: P
     (tmp_path / "input").write_text("typed")
     done = subprocess.run(
         [str(FUMEHOOD), "run", "script.py", "--file", "in.txt", "--stdin", "input", "--save", "out"],
-        cwd=tmp_path, env=daemon.environment, capture_output=True, timeout=60,
+        cwd=tmp_path, env=daemon.environment, capture_output=True, timeout=600,
     )  # fmt: skip
     assert (done.returncode, done.stdout, done.stderr) == (0, b"file typed\n", b"value: 42\n")
     assert os.listdir(tmp_path / "out") == ["out.bin"]

@@ -448,7 +448,7 @@ def _fails(service: Service, config: str, directory: Path | None = None) -> str:
         environment = {**service.installation.environment, "FUMEHOOD_CONFIG": str(file)}
         done = subprocess.run(
             [*service.installation.command, "serve"], env=environment, cwd="/",
-            capture_output=True, timeout=60, **engine.identity,
+            capture_output=True, timeout=600, **engine.identity,
         )  # fmt: skip
     finally:
         shutil.rmtree(home, ignore_errors=True)

@@ -45,7 +45,7 @@ class Disk:
     def told(self, *arguments: str) -> Any:
         done = subprocess.run(
             [str(FUMEHOOD), *arguments],
-            env=self.daemon.environment, capture_output=True, text=True, timeout=120, check=False,
+            env=self.daemon.environment, capture_output=True, text=True, timeout=600, check=False,
         )  # fmt: skip
         assert done.stdout, done.stderr
         return json.loads(done.stdout)

@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.needs("docker"), pytest.mark.row("B14", "S11")]
 def fumehood(daemon: Daemon, *arguments: str, stdin: str | None = None) -> Any:
     done = subprocess.run(
         [str(FUMEHOOD), *arguments],
-        env=daemon.environment, input=stdin, capture_output=True, text=True, timeout=120, check=False,
+        env=daemon.environment, input=stdin, capture_output=True, text=True, timeout=600, check=False,
     )  # fmt: skip
     assert done.returncode in (0, 3), done.stderr
     return json.loads(done.stdout)

@@ -48,7 +48,7 @@ def daemon(tmp_path_factory: pytest.TempPathFactory, python_image: Any) -> Itera
     assert daemon.stop() == 0, daemon.log
     left = subprocess.run(
         ["docker", "ps", "-aq", "--filter", f"label=fumehood.owner={owner_id(home)}"],
-        capture_output=True, text=True, timeout=30, check=True,
+        capture_output=True, text=True, timeout=600, check=True,
     )  # fmt: skip
     assert left.stdout == ""
 
@@ -181,7 +181,7 @@ def _docker_run(image: Any, program: str, *, user: str) -> str:
         ["docker", "run", "--rm", "--network=none", "--read-only", "--cap-drop=ALL",
          "--security-opt=no-new-privileges", f"--user={user}", "--entrypoint=/usr/bin/python3",
          image.id, "-c", program],
-        capture_output=True, text=True, timeout=60, check=True,
+        capture_output=True, text=True, timeout=600, check=True,
     )  # fmt: skip
     return done.stdout
 

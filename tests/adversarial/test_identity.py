@@ -318,7 +318,7 @@ def _init(home: Path, *arguments: str, **environment: str) -> subprocess.Complet
     return subprocess.run(
         [str(FUMEHOOD), "approvers", "init", *arguments],
         env={**CLEAN_ENVIRONMENT, "FUMEHOOD_HOME": str(home), **environment},
-        capture_output=True, timeout=60,
+        capture_output=True, timeout=600,
     )  # fmt: skip
 
 
@@ -362,7 +362,7 @@ def test_intruder_as_first_approver_is_visible_to_owner_and_audited(
     assert _init(home, "owner").returncode == 1
     exported = subprocess.run(
         [str(FUMEHOOD), "audit", "export"],
-        env={**CLEAN_ENVIRONMENT, "FUMEHOOD_HOME": str(home)}, capture_output=True, timeout=60,
+        env={**CLEAN_ENVIRONMENT, "FUMEHOOD_HOME": str(home)}, capture_output=True, timeout=600,
     )  # fmt: skip
     (row,) = [line for line in exported.stdout.splitlines() if b"change.approver.init" in line]
     assert b"intruder" in row

@@ -352,7 +352,7 @@ def test_control_same_code_works_without_the_wall(attack: JailAttack, tmp_path: 
     code = attack.code.replace("{path}", str(tmp_path)).replace("os.__file__", "'evil.py'")
     done = subprocess.run(
         [sys.executable, "-c", fill(code, tmp_path, home)],
-        cwd=tmp_path, capture_output=True, timeout=60,
+        cwd=tmp_path, capture_output=True, timeout=600,
     )  # fmt: skip
     for place in CANARIES:
         place.unlink(missing_ok=True)

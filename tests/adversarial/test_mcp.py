@@ -467,7 +467,7 @@ def test_twin_tcp_request_with_own_host_and_token_is_answered(
 
 
 def test_tcp_request_without_host_header_is_refused(port: int, daemon: Daemon) -> None:
-    with socket.create_connection(("127.0.0.1", port), timeout=30) as connection:
+    with socket.create_connection(("127.0.0.1", port), timeout=600) as connection:
         connection.sendall(b"POST /mcp HTTP/1.1\r\ncontent-length: 0\r\n\r\n")
         assert connection.recv(100).startswith((b"HTTP/1.1 400", b"HTTP/1.1 403"))
 
@@ -485,7 +485,7 @@ def test_control_routes_are_not_served_over_tcp(
 def over_tcp(port: int, method: str, path: str, headers: dict[str, str]) -> tuple[int, Any]:
     """Send one request with exactly these headers."""
     body = b'{"jsonrpc":"2.0","id":1,"method":"tools/list"}'
-    client = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+    client = http.client.HTTPConnection("127.0.0.1", port, timeout=600)
     try:
         client.putrequest(method, path, skip_host=True, skip_accept_encoding=True)
         sent = {"content-type": "application/json", "content-length": str(len(body)), **headers}

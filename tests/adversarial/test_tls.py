@@ -53,7 +53,7 @@ class Site:
 
     def ask(self, path: str, headers: dict[str, str], method: str = "POST") -> tuple[int, Any]:
         """Send one request, over TLS if the daemon has a certificate, which is verified."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=600)
         connection.connect()
         if self.certificate is not None:
             context = ssl.create_default_context(cafile=str(self.certificate))
@@ -67,7 +67,7 @@ class Site:
             connection.close()
 
     def connect(self) -> socket.socket:
-        return socket.create_connection(("127.0.0.1", self.port), timeout=30)
+        return socket.create_connection(("127.0.0.1", self.port), timeout=600)
 
 
 @pytest.fixture(scope="module")
@@ -173,7 +173,7 @@ def test_attack_silent_handshakes_are_bounded_and_twin_of_another_address_is_ser
     context = ssl.create_default_context(cafile=str(certificate))
 
     def connect(source: str) -> socket.socket:
-        return socket.create_connection(address, timeout=30, source_address=(source, 0))
+        return socket.create_connection(address, timeout=600, source_address=(source, 0))
 
     def require_served(source: str) -> ssl.SSLSocket:
         secure = context.wrap_socket(connect(source), server_hostname=NAME)

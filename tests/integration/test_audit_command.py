@@ -61,7 +61,7 @@ def elsewhere(program: Path, *arguments: object) -> subprocess.CompletedProcess[
     """Run a program without fumehood, installed packages or environment variables."""
     return subprocess.run(
         [sys.executable, "-I", "-S", str(program), *map(str, arguments)],
-        capture_output=True, text=True, timeout=60, env={}, cwd="/",
+        capture_output=True, text=True, timeout=600, env={}, cwd="/",
     )  # fmt: skip
 
 

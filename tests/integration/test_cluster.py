@@ -318,7 +318,7 @@ def test_attack_caller_without_the_token_or_with_another_reaches_no_cluster(
 def _node(address: str, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [str(FUMEHOOD), "node", "--address", address], env=environment, stdin=subprocess.DEVNULL,
-        capture_output=True, text=True, timeout=30, check=False,
+        capture_output=True, text=True, timeout=600, check=False,
     )  # fmt: skip
 
 

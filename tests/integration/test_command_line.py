@@ -20,7 +20,7 @@ def run(daemon: Daemon, *arguments: str, stdin: bytes = b"", **environment: str)
         env={**daemon.environment, **environment},
         input=stdin,
         capture_output=True,
-        timeout=60,
+        timeout=600,
     )
 
 

@@ -150,7 +150,7 @@ def test_serve_with_closed_stderr_exits_4_and_creates_nothing(home: Path) -> Non
     done = subprocess.run(
         ["sh", "-c", f"exec '{FUMEHOOD}' serve 2>&-"],
         env={**CLEAN_ENVIRONMENT, "FUMEHOOD_HOME": str(home)},
-        stdout=subprocess.PIPE, timeout=60,
+        stdout=subprocess.PIPE, timeout=600,
     )  # fmt: skip
     assert done.returncode == 4
     assert b"Standard error is closed" in done.stdout

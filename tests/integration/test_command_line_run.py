@@ -38,7 +38,7 @@ class Runner:
         return subprocess.run(
             [str(FUMEHOOD), "run", *(["program.py"] if script else []), *options],
             env=self.daemon.environment, cwd=self.directory, input=stdin, capture_output=True,
-            timeout=60,
+            timeout=600,
         )  # fmt: skip
 
 
@@ -248,7 +248,7 @@ def test_session_is_replayed_from_the_receipts_of_its_calls(run: Runner) -> None
     def replay(*files: str) -> Any:
         return subprocess.run(
             [str(FUMEHOOD), "replay", *files], env=run.daemon.environment, cwd=run.directory,
-            capture_output=True, timeout=60,
+            capture_output=True, timeout=600,
         )  # fmt: skip
 
     done = replay("1.json", "2.json")
@@ -266,7 +266,7 @@ def test_session_is_replayed_from_the_receipts_of_its_calls(run: Runner) -> None
 def run_sessions(run: Runner, *arguments: str) -> Any:
     done = subprocess.run(
         [str(FUMEHOOD), "sessions", *arguments, "--json"],
-        env=run.daemon.environment, capture_output=True, timeout=60, check=True,
+        env=run.daemon.environment, capture_output=True, timeout=600, check=True,
     )  # fmt: skip
     return json.loads(done.stdout)
 
@@ -275,7 +275,7 @@ def test_replay_shows_what_differs_from_a_receipt(run: Runner) -> None:
     def replay(text: str, *options: str) -> Any:
         return subprocess.run(
             [str(FUMEHOOD), "replay", "-", *options], env=run.daemon.environment,
-            input=text.encode(), capture_output=True, timeout=60,
+            input=text.encode(), capture_output=True, timeout=600,
         )  # fmt: skip
 
     assert run("--receipt", "r.json", stdout="one\ntwo\n", value=1).returncode == 0

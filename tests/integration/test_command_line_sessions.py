@@ -41,7 +41,7 @@ class Shell:
         return subprocess.run(
             [str(FUMEHOOD), command, *arguments],
             env=self.daemon.environment, cwd=self.directory, input=stdin, capture_output=True,
-            timeout=60,
+            timeout=600,
         )  # fmt: skip
 
 

@@ -38,7 +38,7 @@ def test_database_killed_during_schema_creation_opens_afterwards(home: Path) -> 
         "sqlite.STEPS = (die,)\n"
         "sqlite.open_file(Path(sys.argv[1]))\n"
     )
-    done = subprocess.run([sys.executable, "-c", program, str(path)], timeout=60, check=False)
+    done = subprocess.run([sys.executable, "-c", program, str(path)], timeout=600, check=False)
     assert done.returncode == -signal.SIGKILL
     assert examine(path, set()) is None
 
@@ -72,7 +72,7 @@ def test_killed_daemon_restarts_and_keeps_every_listed_call(
     daemon = start_daemon()
     done = subprocess.run(
         [str(FUMEHOOD), "calls", "list", "--limit", "1000"],
-        env=daemon.environment, capture_output=True, timeout=60,
+        env=daemon.environment, capture_output=True, timeout=600,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     kept = {record["call_id"] for record in json.loads(done.stdout)}

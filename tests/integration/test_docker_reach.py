@@ -136,7 +136,7 @@ def command(home: Path, *arguments: str, host: str) -> subprocess.CompletedProce
     return subprocess.run(
         [str(FUMEHOOD), *arguments],
         env={**CLEAN_ENVIRONMENT, "FUMEHOOD_HOME": str(home), "DOCKER_HOST": host},
-        capture_output=True, timeout=60,
+        capture_output=True, timeout=600,
     )  # fmt: skip
 
 

@@ -41,7 +41,7 @@ def run(*command: str | Path, **variables: str) -> subprocess.CompletedProcess[s
     return subprocess.run(
         [str(part) for part in command],
         env={**CLEAN_ENVIRONMENT, "PYTHON": sys.executable, **variables},
-        cwd=ROOT, capture_output=True, text=True, timeout=180,
+        cwd=ROOT, capture_output=True, text=True, timeout=600,
     )  # fmt: skip
 
 
@@ -108,7 +108,7 @@ def test_setup_without_root_exits_3_naming_root(home: Path, watched_path: str) -
     done = subprocess.run(  # by its text: that user may not be able to read the checkout
         ["sh", "-s"], input=SETUP.read_text(), cwd="/", user=65534, group=65534, extra_groups=(),
         env={"PATH": watched_path, "PYTHON": "python3"},
-        capture_output=True, text=True, timeout=60,
+        capture_output=True, text=True, timeout=600,
     )  # fmt: skip
     assert done.returncode == 3, done.stderr
     assert "root" in done.stderr
@@ -183,7 +183,7 @@ def test_demo_without_docker_skips_containers_and_prints_working_next_commands(h
         [sys.executable, program],
         env={**CLEAN_ENVIRONMENT, "TMPDIR": str(home / "tmp"), "FUMEHOOD_HOME": str(own),
              "DOCKER_HOST": f"unix://{home}/docker.sock"},
-        cwd=home, capture_output=True, text=True, timeout=180,
+        cwd=home, capture_output=True, text=True, timeout=600,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     for shown in ("1144", "systemctl start docker", "without containers", "intact: True"):
@@ -201,7 +201,7 @@ def test_demo_without_docker_skips_containers_and_prints_working_next_commands(h
         assert any("fumehood listens on" in line for line in engine.stderr)
         answer = subprocess.run(
             ["sh", "-c", f"{settings}; {call.replace(str(FUMEHOOD), quick)}"], env={"PATH": "/usr/bin:/bin"}, cwd="/",
-            capture_output=True, text=True, timeout=60,
+            capture_output=True, text=True, timeout=600,
         )  # fmt: skip
     finally:
         engine.terminate()

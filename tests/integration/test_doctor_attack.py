@@ -295,7 +295,7 @@ async def test_attacks_over_the_total_time_are_untried() -> None:
 def doctor(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [FUMEHOOD, "doctor", *arguments],
-        env={**CLEAN_ENVIRONMENT, **environment}, capture_output=True, text=True, timeout=120,
+        env={**CLEAN_ENVIRONMENT, **environment}, capture_output=True, text=True, timeout=600,
     )  # fmt: skip
 
 

@@ -402,7 +402,7 @@ def test_session_goes_on_after_its_container_is_lost_in_a_program_of_plain_async
 ) -> None:
     done = subprocess.run(
         [sys.executable, "-c", LOSES_ITS_CONTAINER, home],
-        capture_output=True, text=True, timeout=90,
+        capture_output=True, text=True, timeout=600,
     )  # fmt: skip
     assert done.stdout == "42\n", done.stderr
     assert "never awaited" not in done.stderr

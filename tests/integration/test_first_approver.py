@@ -40,7 +40,7 @@ def policy(tmp_path: Path) -> Path:
 def run(daemon: Daemon, *arguments: str, stdin: str = "") -> subprocess.CompletedProcess[bytes]:
     return subprocess.run(
         [FUMEHOOD, *arguments],
-        env=daemon.environment, input=stdin.encode(), capture_output=True, timeout=60,
+        env=daemon.environment, input=stdin.encode(), capture_output=True, timeout=600,
     )  # fmt: skip
 
 
@@ -120,7 +120,7 @@ def test_approvers_init_with_unwritable_output_adds_no_approver(home: Path, wher
     fumehood = FUMEHOOD if where == ">&-" else FUMEHOOD.name
     unseen = subprocess.run(
         ["sh", "-c", f"exec {fumehood} approvers init {where}"],
-        env={**environment, "PATH": shell_path()}, stderr=subprocess.PIPE, timeout=60,
+        env={**environment, "PATH": shell_path()}, stderr=subprocess.PIPE, timeout=600,
     )  # fmt: skip
     assert unseen.returncode != 0
     assert b"could not be written" in unseen.stderr

@@ -35,7 +35,7 @@ def _outcome_of(fork: str) -> str:
         SCRIPT.replace("FORK", fork),
         str(GUEST_PROGRAM.parents[1]),
     ]
-    return subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout
+    return subprocess.run(command, capture_output=True, text=True, timeout=600, check=True).stdout
 
 
 @pytest.mark.row("S2")

@@ -36,7 +36,7 @@ def modules_of(
 ) -> tuple[int, set[str]]:
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT, *arguments], env={**daemon.environment, **environment},
-        input=stdin, capture_output=True, timeout=60, text=True,
+        input=stdin, capture_output=True, timeout=600, text=True,
     )  # fmt: skip
     code, names = json.loads(done.stderr.splitlines()[-1])
     return code, set(names)
@@ -114,6 +114,6 @@ def test_bash_completion_lists_matching_commands() -> None:
     )
     environment = {"PATH": f"{FUMEHOOD.parent}:/usr/bin:/bin"}
     done = subprocess.run(
-        ["bash", "-c", script], env=environment, capture_output=True, timeout=60, check=True
+        ["bash", "-c", script], env=environment, capture_output=True, timeout=600, check=True
     )
     assert done.stdout.split() == [b"call", b"calls", b"cache"]

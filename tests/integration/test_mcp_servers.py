@@ -689,7 +689,7 @@ def test_outcome_of_a_keyed_call_is_unknown_if_the_engine_dies_in_a_session_begu
             first = pool.submit(call, daemon, "k")
             assert Service.arrived.wait(60)
             daemon.process.kill()
-            daemon.process.wait(timeout=60)
+            daemon.process.wait(timeout=600)
             Service.may_answer.set()
             with pytest.raises(FumehoodError):
                 first.result(60)

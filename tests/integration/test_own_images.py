@@ -46,7 +46,7 @@ class Command:
     def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             [str(FUMEHOOD), "images", *arguments],
-            env=self.environment, capture_output=True, timeout=200, encoding="utf-8",
+            env=self.environment, capture_output=True, timeout=600, encoding="utf-8",
         )  # fmt: skip
 
     def new(self, requirements: str, *more: str) -> subprocess.CompletedProcess[str]:

@@ -27,7 +27,7 @@ def wheel_of(source: Path, folder: Path) -> Path:
     done = subprocess.run(
         [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-index", "--no-deps",
          "--no-build-isolation", f"--wheel-dir={folder}", str(source)],
-        capture_output=True, timeout=120,
+        capture_output=True, timeout=600,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr.decode()
     (built,) = folder.glob("*.whl")
@@ -37,7 +37,7 @@ def wheel_of(source: Path, folder: Path) -> Path:
 def test_sdist_has_all_that_makes_the_wheel_of_the_checkout(wheel: Path, tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "hatchling", "build", "--target=sdist", f"--directory={tmp_path}"],
-        cwd=ROOT, capture_output=True, timeout=120,
+        cwd=ROOT, capture_output=True, timeout=600,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr.decode()
     (sdist,) = tmp_path.glob("*.tar.gz")
@@ -105,7 +105,7 @@ def test_type_checker_infers_the_public_api_and_rejects_unknown_options(tmp_path
     done = subprocess.run(  # as a user's script, against the installed fumehood
         [sys.executable, "-m", "mypy", "--strict", "--config-file=",
          f"--cache-dir={ROOT / '.mypy_cache' / 'script'}", "script.py"],
-        cwd=tmp_path, capture_output=True, text=True, timeout=300,
+        cwd=tmp_path, capture_output=True, text=True, timeout=600,
     )  # fmt: skip
     lines = done.stdout.splitlines()
     assert [line.split('"')[1] for line in lines if "Revealed type" in line] == REVEALED
@@ -126,7 +126,7 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     (site,) = folder.glob("lib/python3*/site-packages")
     pip = [sys.executable, "-m", "pip", "--quiet", f"--python={folder}/bin/python", "install"]
     done = subprocess.run(
-        [*pip, "--no-index", "--no-deps", str(wheel)], capture_output=True, timeout=120
+        [*pip, "--no-index", "--no-deps", str(wheel)], capture_output=True, timeout=600
     )
     assert done.returncode == 0, done.stderr.decode()
     for library in Path(sysconfig.get_path("purelib")).iterdir():
@@ -140,7 +140,7 @@ def test_installed_wheel_calls_a_tool_without_the_checkout(installed: Path, home
     done = subprocess.run(
         [str(installed), "call", "--local", "calculator", '{"expression": "6 * 7"}'],
         cwd=home, env={**CLEAN_ENVIRONMENT, "HOME": str(home), "FUMEHOOD_HOME": str(home)},
-        capture_output=True, timeout=120,
+        capture_output=True, timeout=600,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr.decode()
     assert '"value": 42' in done.stdout.decode()

@@ -196,7 +196,7 @@ expect = "ask"
 
 def run(home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [str(FUMEHOOD), "policy", *arguments], cwd=home / "rules", timeout=60,
+        [str(FUMEHOOD), "policy", *arguments], cwd=home / "rules", timeout=600,
         env={"FUMEHOOD_HOME": str(home), "PATH": "/usr/bin:/bin"}, capture_output=True, text=True,
     )  # fmt: skip
 
@@ -246,7 +246,7 @@ def test_explain_shows_the_clamped_argument_not_the_sent_one(
 def test_policy_commands_query_the_running_daemon(shared: Authority) -> None:
     def asked(*arguments: str) -> dict[str, Any]:
         done = subprocess.run(
-            [str(FUMEHOOD), "policy", *arguments, "--credential-stdin"], timeout=60,
+            [str(FUMEHOOD), "policy", *arguments, "--credential-stdin"], timeout=600,
             input=shared.credential, capture_output=True, text=True,
             env={"FUMEHOOD_HOME": str(shared.home), "PATH": "/usr/bin:/bin"},
         )  # fmt: skip

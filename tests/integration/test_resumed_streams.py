@@ -436,7 +436,7 @@ def test_howto_javascript_gets_every_event_once(
     script.write_text(EVENT_SOURCE + snippet + FOLLOWED)
     done = subprocess.run(
         ["node", str(script), str(daemon.socket), call_id_of(ended[0])],
-        capture_output=True, timeout=60,
+        capture_output=True, timeout=600,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr.decode()
     assert json.loads(done.stdout) == [[one.kind, json.loads(one.data)] for one in ended]

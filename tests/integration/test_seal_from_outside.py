@@ -42,6 +42,6 @@ print(child(0), child(1))
 @pytest.mark.row("S2")
 def test_inherited_seccomp_filter_does_not_count_as_sealed() -> None:
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM], capture_output=True, timeout=60, check=True
+        [sys.executable, "-c", PROGRAM], capture_output=True, timeout=600, check=True
     )
     assert done.stdout.decode().splitlines() == ["False True", "False True"]

@@ -114,7 +114,7 @@ class PortConnection(http.client.HTTPConnection):
     """Requests over the callers' socket."""
 
     def __init__(self, path: Path) -> None:
-        super().__init__("localhost", timeout=30)
+        super().__init__("localhost", timeout=600)
         self.path = path
 
     def connect(self) -> None:
@@ -296,7 +296,7 @@ def forwarding(daemon: Daemon, session: str) -> Iterator[Any]:
 
 
 def requested(port: int, host: str, path: str = "/") -> tuple[int, bytes]:
-    with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=20)) as connection:
+    with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=600)) as connection:
         connection.request("GET", path, headers={"Host": host})
         answer = connection.getresponse()
         return answer.status, answer.read()
@@ -315,14 +315,14 @@ def test_link_is_an_origin_of_its_own_and_nothing_else_answers(forwarding: Any) 
 
 def test_tcp_forwarding_passes_bytes(forwarding: Any) -> None:
     host, _, port = forwarding("7000", "--tcp").partition(":")
-    with socket.create_connection((host, int(port)), timeout=20) as raw:
+    with socket.create_connection((host, int(port)), timeout=600) as raw:
         raw.sendall(b"\0bytes")
         assert raw.recv(100) == b"\0bytes"
 
 
 def test_forwarding_ends_after_its_time(daemon: Daemon, session: str) -> None:
     command = [str(FUMEHOOD), "sessions", "port", session, "8000", "--for", "0.2"]
-    done = subprocess.run(command, env=daemon.environment, timeout=20, capture_output=True)
+    done = subprocess.run(command, env=daemon.environment, timeout=600, capture_output=True)
     assert done.returncode == 0
 
 

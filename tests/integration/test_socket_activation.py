@@ -99,7 +99,7 @@ def test_activated_sockets_are_served_by_name_and_the_manager_is_notified(home: 
                 env={**CLEAN_ENVIRONMENT, "FUMEHOOD_HOME": str(home)},
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log,
             )  # fmt: skip
-        cleanup.callback(process.wait, timeout=30)
+        cleanup.callback(process.wait, timeout=600)
         cleanup.callback(process.kill)
         assert manager.recv(100) == b"READY=1"
         control, engine = (cleanup.enter_context(closing(SocketClient(path))) for path in paths)

@@ -146,7 +146,7 @@ def test_online_backup_of_a_running_engine_opens_and_is_complete(home: Path) -> 
     )
     subprocess.run(
         [sys.executable, "-c", program, str(home / "state.db"), str(home / "copy.db")],
-        check=True, timeout=60,
+        check=True, timeout=600,
     )  # fmt: skip
     assert database.write_now(put("later")) == "later"
     database.close()

@@ -37,7 +37,7 @@ def daemon(start_daemon: StartDaemon, definitions: DefinitionDirectory) -> Daemo
 
 def run(daemon: Daemon, *arguments: str) -> subprocess.CompletedProcess[bytes]:
     return subprocess.run(
-        [str(FUMEHOOD), *arguments], env=daemon.environment, capture_output=True, timeout=60
+        [str(FUMEHOOD), *arguments], env=daemon.environment, capture_output=True, timeout=600
     )
 
 

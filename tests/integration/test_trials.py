@@ -478,7 +478,7 @@ async def test_session_has_only_so_many_trials_that_wait(engine: Engine, session
         asyncio.ensure_future(engine.call("run_shell", {"command": f"echo > f{n}"}, **options))
         for n in range(5)
     ]
-    done, others = await asyncio.wait(calls, return_when="FIRST_COMPLETED", timeout=30)
+    done, others = await asyncio.wait(calls, return_when="FIRST_COMPLETED", timeout=600)
     (refused,) = done
     error = refused.result().error
     assert error is not None

@@ -38,7 +38,7 @@ def taken_port() -> Iterator[int]:
 def status_of(address: str, **headers: str) -> int:
     try:
         with urllib.request.urlopen(
-            urllib.request.Request(address, headers=headers), timeout=30
+            urllib.request.Request(address, headers=headers), timeout=600
         ) as found:
             return found.status
     except urllib.error.HTTPError as refused:
@@ -98,7 +98,7 @@ def test_sigterm_at_console_start_exits_0(tmp_path: Path) -> None:
         "nowhere = Path('none.sock')\n"
         "run(listen(0), nowhere, nowhere, on_ready=lambda _: os.kill(os.getpid(), signal.SIGTERM))\n"
     )
-    done = subprocess.run([PYTHON, "-c", program], cwd=tmp_path, timeout=60, check=False)
+    done = subprocess.run([PYTHON, "-c", program], cwd=tmp_path, timeout=600, check=False)
     assert done.returncode == 0
 
 
@@ -135,7 +135,7 @@ def test_occupied_port_is_reported_before_the_credential_prompt(
     ):
         done = subprocess.run(
             [str(FUMEHOOD), *command], env=administered_daemon.environment, input="",
-            capture_output=True, text=True, timeout=60,
+            capture_output=True, text=True, timeout=600,
         )  # fmt: skip
         assert done.returncode != 0
         assert f"The port {taken_port} of this machine cannot be used" in done.stderr
@@ -209,7 +209,7 @@ def test_idle_connections_do_not_exhaust_the_console(administered_daemon: Daemon
     with running_console(administered_daemon) as console, ExitStack() as stack:
         place = ("127.0.0.1", int(console.address.rpartition(":")[2]))
         for _ in range(MAX_CONNECTIONS + 100):
-            idle = stack.enter_context(socket.create_connection(place, timeout=30))
+            idle = stack.enter_context(socket.create_connection(place, timeout=600))
             with suppress(ConnectionError):
                 idle.sendall(b"GET /")
         assert status_of(f"{console.address}/login") == 200

@@ -49,7 +49,7 @@ def test_control_python_without_isolation_options_imports_planted_modules(canary
     """Control: what a child that is started without `-P` or `-I` imports."""
     for module in ("fumehood.web", "pip"):
         command = [sys.executable, "-m", module]
-        subprocess.run(command, capture_output=True, timeout=60, check=False)
+        subprocess.run(command, capture_output=True, timeout=600, check=False)
     assert {"fumehood", "pip"} <= imported(canary)
 
 
@@ -70,7 +70,7 @@ def test_daemon_console_and_guests_import_nothing_from_the_working_directory(
         wait_until(lambda: process.poll() is not None or said.search(daemon.log) is not None)
         address = said.search(daemon.log)
         assert address is not None, daemon.log
-        with urllib.request.urlopen(f"{address[1]}/login", timeout=60) as page:
+        with urllib.request.urlopen(f"{address[1]}/login", timeout=600) as page:
             assert page.status == 200
         client = daemon.client()
         try:

@@ -77,7 +77,7 @@ def make_first_approver(command: list[str], environment: dict[str, str], **more:
     """Create the first approver and return the credential `approvers init` prints."""
     made = subprocess.run(
         [*command, "approvers", "init", "owner"],
-        env=environment, capture_output=True, timeout=120, **more,
+        env=environment, capture_output=True, timeout=600, **more,
     )  # fmt: skip
     assert made.returncode == 0, made.stderr
     return made.stdout.decode().strip()

@@ -41,7 +41,7 @@ class Console:
     def stop(self) -> int:
         if self.process.poll() is None:
             self.process.terminate()
-        return self.process.wait(timeout=120)
+        return self.process.wait(timeout=600)
 
 
 @contextmanager

@@ -13,7 +13,7 @@ def make_certificate(file: Path, name: str = "localhost") -> Path:
         ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1",
          "-nodes", "-days", "2", "-subj", f"/CN={name}", "-addext", f"subjectAltName=DNS:{name},DNS:localhost",
          "-keyout", str(key), "-out", str(file)],
-        check=True, capture_output=True, timeout=120,
+        check=True, capture_output=True, timeout=600,
     )  # fmt: skip
     file.write_bytes(file.read_bytes() + key.read_bytes())
     return file

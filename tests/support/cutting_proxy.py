@@ -36,7 +36,7 @@ class CuttingProxy:
     def close(self) -> None:
         self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
-        self._thread.join(timeout=120)
+        self._thread.join(timeout=600)
 
     def _serve(self) -> None:
         while True:
@@ -61,7 +61,7 @@ class CuttingProxy:
         self.cuts += not left
         for one in (client, server):
             one.shutdown(socket.SHUT_RDWR)
-        thread.join(timeout=120)
+        thread.join(timeout=600)
 
 
 def _copy(source: socket.socket, target: socket.socket) -> None:

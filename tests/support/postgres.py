@@ -55,7 +55,7 @@ class Server:
         enter = self._network.enter if self._network is not None else []
         subprocess.run(
             [*enter, *become, str(found / program), "-D", str(self.home / "data"), *arguments],
-            check=True, cwd=self.home, stdout=subprocess.DEVNULL, timeout=120,
+            check=True, cwd=self.home, stdout=subprocess.DEVNULL, timeout=600,
         )  # fmt: skip
 
     def start(self) -> None:

@@ -93,7 +93,7 @@ class Cluster:
                 with suppress(psutil.NoSuchProcess):
                     one.send_signal(signal.SIGKILL)
         process.kill()
-        process.wait(timeout=120)
+        process.wait(timeout=600)
         self.processes.remove(process)
 
     def close(self) -> None:

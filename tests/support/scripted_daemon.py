@@ -32,7 +32,7 @@ def daemon_of(
         assert daemon.stop() in (0, -9), daemon.log
     finally:
         daemon.process.kill()
-        daemon.process.wait(timeout=120)
+        daemon.process.wait(timeout=600)
         # A stopping engine waits for Docker for some seconds only.
         remove_containers_of(directory)
         if home is None:

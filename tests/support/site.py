@@ -173,7 +173,7 @@ class Site:
     def stop(self) -> int:
         """Stop the daemon cleanly."""
         self.process.terminate()
-        return self.process.wait(timeout=120)
+        return self.process.wait(timeout=600)
 
     def takes_calls(self) -> bool:
         """Whether the daemon runs and is not draining."""
@@ -184,7 +184,7 @@ class Site:
     def kill(self) -> None:
         """Kill the daemon with SIGKILL."""
         self.process.kill()
-        self.process.wait(timeout=120)
+        self.process.wait(timeout=600)
 
     def restart(self, extra: str | None = None) -> None:
         assert self.stop() == 0, self.log
@@ -227,7 +227,7 @@ class Site:
         return subprocess.run(
             [*self.command, *arguments, *more], env=self.environment, cwd="/", text=True,
             input="" if credential is None else f"{credential}\n",
-            capture_output=True, timeout=120, **self._identity(who),
+            capture_output=True, timeout=600, **self._identity(who),
         )  # fmt: skip
 
     def begin(self, who: str, *arguments: str) -> subprocess.Popen[str]:
@@ -446,5 +446,5 @@ def _end(made: Site) -> None:
     made.go_on()
     if made.process is not None and made.process.poll() is None:
         made.process.kill()
-        made.process.wait(timeout=120)
+        made.process.wait(timeout=600)
     remove_containers_of(made.place)

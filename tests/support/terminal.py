@@ -35,7 +35,7 @@ def on_a_terminal(
         while chunk := os.read(ours, 65536):
             seen += chunk
     os.close(ours)
-    return process.wait(timeout=120), seen.decode()
+    return process.wait(timeout=600), seen.decode()
 
 
 class Person:
@@ -75,4 +75,4 @@ class Person:
             while chunk := os.read(self._ours, 65536):
                 self.seen += chunk.decode()
         os.close(self._ours)
-        return self.process.wait(timeout=120)
+        return self.process.wait(timeout=600)

@@ -100,7 +100,7 @@ def accounts(
 
 
 def _administer(*command: str) -> None:
-    done = subprocess.run(command, capture_output=True, timeout=120)
+    done = subprocess.run(command, capture_output=True, timeout=600)
     assert done.returncode == 0, (command, done.stderr)
 
 
@@ -125,7 +125,7 @@ class Installation:
         """Run a standard-library Python program; return its standard output."""
         done = subprocess.run(
             [self.python, "-I", "-S", "-c", program], **user.identity, env={}, cwd="/",
-            input=stdin.encode(), capture_output=True, timeout=120,
+            input=stdin.encode(), capture_output=True, timeout=600,
         )  # fmt: skip
         assert done.returncode == 0, done.stderr.decode()
         return done.stdout.decode()
@@ -200,7 +200,7 @@ def _everybody_can_use(installation: Installation) -> bool:
         done = subprocess.run(
             [str(installation.python), "-c", "import fumehood.cli.main, fumehood_tools.calculator, sqlite3"],
             user=NOBODY, group=NOBODY, extra_groups=[], env=installation.environment, cwd="/",
-            capture_output=True, timeout=120,
+            capture_output=True, timeout=600,
         )  # fmt: skip
     except PermissionError:
         return False

@@ -101,7 +101,7 @@ async def test_graph_resumed_in_another_process_acts_once(
         [sys.executable, __file__, checkpoints, *options],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
     )
     assert resumed.returncode == 0, resumed.stderr
     assert "done" in resumed.stdout

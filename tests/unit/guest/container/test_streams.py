@@ -67,7 +67,7 @@ def test_guest_in_an_image_knows_exactly_the_kinds_that_the_host_opens(tmp_path:
     home = str(tmp_path / Path(GUEST_HOME).parent)
     loaded = subprocess.run(
         [sys.executable, "-I", "-S", "-B", "-c", LOADED, home],
-        env={}, capture_output=True, check=True, timeout=60,
+        env={}, capture_output=True, check=True, timeout=600,
     )  # fmt: skip
     ends, makers, protocol = json.loads(loaded.stdout)
     host = [CALLS, FEED, network_kind(""), PORTS.kind]

@@ -60,7 +60,7 @@ def run(tmp_path: Path) -> Any:
         out = tmp_path / "claim.json"
         ran = subprocess.run(
             [sys.executable, "-I", "-S", "-B", "-X", "utf8", "-c", RUNNER, str(ENGINE), code, str(out)],
-            input=stdin, capture_output=True, text=True, timeout=120, check=True, cwd=tmp_path,
+            input=stdin, capture_output=True, text=True, timeout=600, check=True, cwd=tmp_path,
         )  # fmt: skip
         told = json.loads(out.read_text())
         return Ran(told["exit_code"], told["claim"], ran.stdout, ran.stderr)
