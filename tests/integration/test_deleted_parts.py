@@ -1276,7 +1276,7 @@ def test_files_of_a_session_that_ends_without_durable_are_deleted_with_it_again(
                 file.parent.mkdir(mode=0o700, exist_ok=True)
                 file.touch()
                 os.utime(file, (0, 0))
-            with anyio.fail_after(60):
+            with anyio.fail_after(120):
                 while not count and len(saved()) == 2:
                     await anyio.sleep(0.01)
         database.close()

@@ -383,7 +383,7 @@ async def main():
         label = f"label=fumehood.pid={os.getpid()}"
         found = subprocess.run(["docker", "ps", "-q", "--filter", label], capture_output=True, text=True)
         subprocess.run(["docker", "kill", *found.stdout.split()], capture_output=True)
-        for _ in range(100):
+        for _ in range(1000):
             await asyncio.sleep(0.1)
             answer = await engine.call("run_python", {"code": "6 * 7"}, session_id=session)
             if answer.success:

@@ -9,7 +9,6 @@ import re
 import signal
 import socket
 import subprocess
-import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -100,7 +99,7 @@ def started(client: Client, session: str, name: str, code: str, **more: Any) -> 
 def until_it_listens(client: Client, session: str, port: int) -> None:
     code = f"""
 import socket, time
-for _ in range(200):
+for _ in range(500):
     try:
         socket.create_connection(("127.0.0.1", {port})).close()
         break
@@ -354,11 +353,8 @@ def test_model_can_do_all_with_tools(client: Client, session: str) -> None:
         return answer.data
 
     call("write_process", name="shouter", text="hello\n")
-    for _ in range(100):
-        read = call("read_process", name="shouter")
-        if read["text"].endswith("\n"):
-            break
-        time.sleep(0.05)
+    wait_until(lambda: call("read_process", name="shouter")["text"].endswith("\n"))
+    read = call("read_process", name="shouter")
     assert (read["text"], read["offset"], read["ended"]) == ("HELLO\n", 6, False)
     names = {one["name"]: one["state"] for one in call("list_processes")["processes"]}
     assert names["shouter"] == "running"

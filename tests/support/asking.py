@@ -47,7 +47,7 @@ async def add_approvers(engine: Engine, *names: str) -> None:
 async def reaches(engine: Engine, approval_id: str, *states: ApprovalState) -> Approval:
     """Wait for the approval to reach one of these states, or to end, and return it."""
     desk, seen = engine.approvals, 0
-    with anyio.fail_after(60):
+    with anyio.fail_after(120):
         while (approval := await desk.show(approval_id)).state not in (states or OVER):
             seen = await desk.next_change(seen, within_s=1)
     return approval
