@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import subprocess
 import sys
 import time
@@ -21,7 +22,7 @@ import pytest
 from conftest import running_daemon
 from fumehood import Client, Envelope
 from support.definition_files import definition_directory
-from support.health import LONGEST_WAIT_S, Health, ask
+from support.health import LONGEST_WAIT_S, Health
 from support.wait import wait_until
 from upstream import Reply, Upstream, running_upstream
 
@@ -207,15 +208,17 @@ with socket.socket(socket.AF_UNIX) as listener:
 
 
 @pytest.mark.parametrize("busy_s", [2 * LONGEST_WAIT_S, 0.0])
-def test_control_busy_loop_of_a_daemon_is_found(home: Path, busy_s: float) -> None:
+def test_control_busy_loop_of_a_daemon_is_found(
+    home: Path, busy_s: float, health: Health, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Twin: one that answers at once."""
     command = [sys.executable, "-c", BUSY, str(home / "engine.sock"), str(busy_s)]
-    found = Health()
+    health.limit_s = math.inf
     with subprocess.Popen(command) as process:
         try:
             wait_until(lambda: (home / "engine.sock").exists())
-            ask(process.pid, home / "engine.sock", found)
+            monkeypatch.setattr("support.health.DAEMONS", [(process, home / "engine.sock")])
+            wait_until(lambda: health.what == "GET /v1/health")
         finally:
             process.kill()
-    assert (found.longest_s >= LONGEST_WAIT_S) is (busy_s > 0)
-    assert found.what == "GET /v1/health"
+    assert (health.longest_s >= LONGEST_WAIT_S) is (busy_s > 0)
