@@ -29,10 +29,9 @@ else:
 
 
 class AsyncClient(AsyncClientOfParts):
-    """A client of the callers' socket, with the methods of all parts.
+    """A client of the callers' socket. An asynchronous context manager, for one event loop.
 
-    An asynchronous context manager, for one event loop. The client connects when it sends the
-    first request, and reconnects if the daemon was restarted.
+    It connects when it sends the first request, and reconnects if the daemon was restarted.
 
     Raises:
         DaemonUnavailable: from every method, if no server answers in time.

@@ -30,10 +30,9 @@ else:
 
 
 class Client(ClientOfParts):
-    """A client of the callers' socket, with the methods of all parts.
+    """A client of the callers' socket. A context manager; threads may share it.
 
-    A context manager; threads may share it. The client connects when it sends the
-    first request, and reconnects if the daemon was restarted.
+    It connects when it sends the first request, and reconnects if the daemon was restarted.
 
     Raises:
         DaemonUnavailable: from every method, if no server answers in time.
