@@ -75,9 +75,9 @@ def too_many_wait(of_this_caller: int) -> RateLimited:
 
 
 def waits(approval: Approval, url: str | None) -> RequiresHumanApproval | CallInProgress:
-    """Return the error for a stored call that has not ended: CallInProgress if the call was
-    approved and is running, otherwise RequiresHumanApproval. `url` is the address of the approval's
-    page.
+    """Return the error for a stored call that has not ended: RequiresHumanApproval if the call is
+    pending. Otherwise CallInProgress, even if the approved call has not started yet. `url` is the
+    address of the approval's page.
     """
     if approval.state is not ApprovalState.PENDING:
         return CallInProgress(

@@ -317,8 +317,8 @@ class ApprovalRequests:
             self._fetched.pop(call_id, None)
 
     def _repeated_since(self, tool: str) -> datetime:
-        """Return a time in the past. If a stored call of `tool` has ended after this time, a repeat
-        of the call receives the stored answer.
+        """Return a time in the past. If a stored call of `tool` has ended after this time, and
+        nobody has fetched its answer, a repeat of the call receives the stored answer.
         """
         # Fetching the answer of an `external:` tool uses up the approval. So the answer can be
         # fetched for as long as an approved call can wait to start.

@@ -227,8 +227,7 @@ class ApprovalService:
 
         Raises:
             ResourceNotFound, PermissionDenied, IdempotencyConflict, ApprovalExpired, InvalidParams:
-                `decide`
-            would refuse this edit with the same error.
+                `decide` would refuse this edit with the same error.
         """
         stored = await self.requests.table.get(approval_id)
         _require_open(stored.approval)
@@ -381,7 +380,7 @@ class ApprovalService:
         if the decision does not end the call.
 
         `one` contains the decision, `stored` is the approval, and `by` is the approver.
-        `is_self_approval` says whether the approver also made the call.
+        `is_self_approval` is the result of `_require_approver`.
         """
         approval, decision, now = stored.approval, one.decision, self.requests.now()
         _require_open(approval)

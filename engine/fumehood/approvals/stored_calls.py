@@ -288,8 +288,7 @@ class HumanAsker:
 
         Raises:
             ApprovalExpired: the answer is the approval of an `external:` call, which can be fetched
-                only
-            once and was already fetched.
+                only once and was already fetched.
         """
         first, own = answer.metadata.call_id or "", call.request.call_id
         if (

@@ -30,8 +30,8 @@ class RateGate(Gate):
         self._rates = rates
 
     def excess(self, validated: ValidatedCall) -> Excess | None:
-        """Return the rate limit that would refuse the call now, or None if no limit would refuse
-        it. No start is reserved.
+        """Return the exceeded rate limit with the longest delay if a limit would refuse the call
+        now, or None. No start is reserved.
         """
         per_minute = validated.tool.definition.rate_limit
         over = self._rates.exceeded(spender_of(validated), per_minute)

@@ -313,8 +313,8 @@ class Budgets:
         self.load()
 
     def replace(self, rules: Sequence[BudgetRule]) -> None:
-        """Replace the present budget rules by `rules`. If a new rule has the name of a present one
-        and limits the same unit, the spent amount is kept.
+        """Replace the present budget rules by `rules`. If a new rule has the name of a present one,
+        limits the same unit, and has the same `per` and `period`, the spent amount is kept.
         """
         self._rules = tuple(one for rule in rules for one in LimitedRule.all_of(rule))
         self._covering.cache_clear()
@@ -464,7 +464,7 @@ class Budgets:
         database. Return the number of deleted rows.
 
         Raises:
-            WriteFailed: the database failed; some expired rows remain.
+            WriteFailed: the database failed. The next run deletes the rows that are left.
         """
         if self.is_empty and not self._accounts:
             return 0
@@ -534,8 +534,9 @@ class Budgets:
             account.mark = max(account.mark, mark)
 
     def _lower(self, accounts: Iterable[Account]) -> None:
-        """Lower those marks that are far above the used amounts. A mark is the amount that counts
-        as spent after a restart. The marks are written to the database in the background.
+        """Lower those marks that are far above the used amounts, so that a crash cannot lose much
+        of a budget. A mark is the amount that counts as spent after a restart. The marks are
+        written to the database in the background.
         """
         ahead = [account for account in accounts if account.is_far_ahead and not account.writing]
         if ahead:

@@ -239,9 +239,9 @@ class RateLimits:
         self._load()
 
     def exceeded(self, caller: Spender, per_minute: int | None) -> Exceeded | None:
-        """Return the limit that would refuse a call now, or None if no limit would refuse it. A
-        limit refuses a call that would have to wait longer than the limit lets calls wait. Nothing
-        is reserved.
+        """Return None if no limit would refuse a call now. Otherwise, return the exceeded limit
+        with the longest delay. A limit refuses a call that would have to wait longer than the limit
+        lets calls wait. Nothing is reserved.
 
         `per_minute` is the rate in the tool's definition, or None if the definition has no rate.
         """
@@ -313,7 +313,7 @@ class RateLimits:
         rows from the database. Return the number of deleted rows.
 
         Raises:
-            WriteFailed: the database failed; some expired rows remain.
+            WriteFailed: the database failed. The next run deletes the rows that are left.
         """
         self._sweep()
         return await self._table.prune(now)

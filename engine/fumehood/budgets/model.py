@@ -43,7 +43,8 @@ class Subject(NamedTuple):
     limit counts. Calls with the same values share a counter.
 
     A subject with a session also contains the session's principal. If a limit counts by agent or by
-    session, calls without an agent or a session are counted under their principal.
+    session, calls without an agent or a session are counted under their principal. So these calls
+    neither escape the limit nor use up the amount of another caller.
     """
 
     principal: str | None = None

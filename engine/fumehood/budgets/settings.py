@@ -21,8 +21,8 @@ class BudgetRule(Value):
     """One budget. At least one limit must be given.
 
     `per` contains the keys by which calls are counted. With `agent`, for example, each agent has
-    its own count, and the limits hold for each count. Calls without an agent are covered only if
-    `agents` is empty.
+    its own count. If there are several keys, each combination of values has its own count. The
+    limits hold for each count. Calls without an agent are covered only if `agents` is empty.
     """
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")

@@ -103,8 +103,7 @@ class CounterTable:
 
         Raises:
             WriteFailed: it is not certain that the marks are raised. The caller must not let calls
-                use more
-            than the old marks.
+                use more than the old marks.
         """
         await self._database.write(_writing(_RAISE, rows, at))
 
@@ -147,7 +146,7 @@ class CounterTable:
         """Delete expired rows, and return how many were deleted.
 
         Raises:
-            WriteFailed: the database failed; some expired rows remain.
+            WriteFailed: the database failed. The next run deletes the rows that are left.
         """
         over = select(COUNTERS.c.seq).where(COUNTERS.c.until <= stamp(now)).limit(DELETED_AT_ONCE)
 

@@ -208,7 +208,7 @@ def _followed(
     """Yield the last `limit` records that match `filters`, oldest first. Then, for ever, yield new
     matching records as they arrive.
 
-    `pause` is called before each request to the engine, and returns when the request is due. New
+    `pause` is called before each search for new records, and returns when the search is due. New
     records are detected by their ids, because clocks can go backwards. If the engine stops later,
     this function waits until an engine runs again.
     """

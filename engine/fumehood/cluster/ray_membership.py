@@ -216,7 +216,7 @@ class RayMembership:
         """Send a request: the name of a method of `Bridge`, and its arguments. Without a
         connection, do nothing.
 
-        The answer will have the request's `number`. If `number` is 0, no answer is sent.
+        The answer will have the request's `number`. If `number` is 0, the result is dropped.
         """
         if self._writer is not None:
             body = pickle.dumps(request)

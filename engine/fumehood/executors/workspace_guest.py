@@ -297,9 +297,10 @@ class Scanned(Claim):
     """A page of the list of a workspace's files.
 
     Each row has four values: the path, the size in bytes, whether the file is executable, and its
-    version. The version changes whenever the file changes. A directory has `DIRECTORY` in place of
-    the size. If links are requested, each link has a row with `LINK` in place of the size, and its
-    target in place of the version.
+    version. If a file changes, its version changes. An empty version means that the guest
+    cannot tell whether the file has changed. A directory has `DIRECTORY` in place of the size. If
+    links are requested, each link has a row with `LINK` in place of the size, and its target in
+    place of the version.
     """
 
     rows: list[Annotated[Row, Field(strict=False)]] = Field(max_length=MAX_FILES)  # JSON arrays

@@ -107,8 +107,8 @@ def without_unions(tool: ToolDefinition) -> Fitted:
     """Return the schema of a tool's parameters without the keywords that no provider accepts at its
     root (`UNION_KEYWORDS`).
 
-    Each removed keyword is recorded as a loss. If a property is required but not described, it gets
-    a schema. Everything else is unchanged.
+    Each of these keywords is recorded as a loss. `$schema` is also removed. If a property is
+    required but not described, it gets a schema. Everything else is unchanged.
     """
     given = with_own_root(tool.parameters)
     kept = {k: v for k, v in given.items() if k not in UNION_KEYWORDS and k != "$schema"}

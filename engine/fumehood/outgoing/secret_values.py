@@ -39,7 +39,7 @@ class _Form:
 
 
 class SecretValues:
-    """Finds secret values in texts and replaces them with a placeholder. It also finds encoded
+    """Finds secret values in texts and replaces them by `[redacted]`. It also finds encoded
     values, in all forms in which services commonly repeat values, such as base64.
 
     The search takes time proportional to the length of the searched text, whatever the text

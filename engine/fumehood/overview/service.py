@@ -250,8 +250,8 @@ class OperatorView:
         """Apply policy rules to the calls of the last `wish.days` days. The policy does not change.
 
         If `reader` is an administrator, conditions on arguments are tested with the recorded
-        arguments of the calls. Without recorded arguments, and for other readers, these conditions
-        are assumed to hold.
+        arguments of the calls. Without recorded arguments, and for other readers, they are not
+        tested: a call then counts as one that the rule may match, but not for certain.
 
         Raises:
             InvalidParams: the rules are invalid.

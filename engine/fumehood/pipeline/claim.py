@@ -78,7 +78,8 @@ class Replay:
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """An earlier call with the same idempotency key, which waits or has waited for an approval.
+    """An earlier call with the same idempotency key, or an identical earlier call without a key. It
+    waits or has waited for an approval.
 
     `approval_id` is the id of this approval. If the earlier call has ended, its answer is stored
     with the approval.

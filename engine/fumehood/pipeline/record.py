@@ -28,7 +28,7 @@ from fumehood.storage.calls import APPROVAL_WAIT, CallRow, Record, texts_in
 
 def record_intent(admitted: AdmittedCall, call: CallContext) -> None:
     """Log, at the level `debug`, that the call is about to run, with its place, limits and
-    arguments. Exceptions of the logger are not caught.
+    arguments. If logging fails, the exception is not caught here, and the tool must not run.
     """
     placement, limits = admitted.plan.placement, admitted.plan.limits
     call.trace.note(

@@ -68,8 +68,8 @@ class Attempts:
 
 
 def is_of_service(tool: ToolDefinition) -> bool:
-    """Whether a tool calls a service outside the engine. Tools that run programs or work on session
-    files do not.
+    """Whether a tool can call a service outside the engine. Tools that run programs or work on
+    session files cannot.
     """
     return arguments_of(tool.executor) is None
 
@@ -146,7 +146,7 @@ class Retries:
 
         If there is a further attempt, count it as a retry of the tool. Otherwise, record in
         `attempts` that all retries are used or that the tool had too many retries. Record nothing
-        if only the time is too short.
+        if the error must not be retried, or if the time is too short.
         """
         most = most_retries(tool, error)
         if attempts.retry_count >= most:

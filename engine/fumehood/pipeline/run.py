@@ -95,9 +95,9 @@ async def _claim(
     * If the call has no key and needs no approval, it repeats no call.
     * If the call is a fallback's, no key is claimed, and it repeats no call.
 
-    Return `Claim` if the key was claimed. If an earlier call was found, return `Waiting` if it has
-    an approval, pending or decided, and otherwise `Replay` with its answer. In all other cases,
-    return None.
+    Return `Claim` if the key was claimed. If an earlier call with the key was found, return
+    `Replay` with its answer if it has ended, or `Waiting` if it is stored for approval. If an
+    earlier call without a key was found, return `Waiting`. In all other cases, return None.
 
     Raises:
         RequiresHumanApproval: the call is a fallback's, and needs approval.

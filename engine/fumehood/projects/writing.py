@@ -222,8 +222,8 @@ def _file_name(journal: _Journal) -> str:
 
 
 class Writing:
-    """Writes one set of changes into a project: either all changes or none. This is a context
-    manager, and its methods block.
+    """Writes one set of changes into a project. If a change cannot be written, the changes already
+    made are undone, as far as possible. This is a context manager, and its methods block.
 
     First call `add` for each new or changed file to store its new content in the staging directory.
     Then call `write` once. `call_id` is the id of the call that writes the changes.

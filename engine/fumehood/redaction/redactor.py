@@ -120,7 +120,8 @@ can use the same name.
 
 class Redactor:
     """Replaces secrets in texts and JSON values by `[redacted]`. A match is a secret that `learn`
-    has added, or a text that matches a pattern in the settings.
+    has added, a text that matches a pattern in the settings or, if the settings have `common_keys`,
+    a key in a well-known format.
     """
 
     def __init__(self, settings: RedactionSettings | None = None) -> None:

@@ -137,8 +137,8 @@ class Host:
         image: str | None = None,
     ) -> AsyncIterator[HostLease]:
         """Lease the right to run one call on the host. If the maximum number of calls already run,
-        wait at most 30 s. The lease counts as a running call until the block ends. Only the
-        principal of `domain` matters; the other arguments are ignored.
+        in total or for the principal, wait at most 30 s. The lease counts as a running call until
+        the block ends. Only the principal of `domain` matters; the other arguments are ignored.
 
         Raises:
             SandboxUnavailable: too many calls are waiting, or the wait was too long.

@@ -57,7 +57,8 @@ class SessionAccess(KeptValues):
     """Access to one session for a part, independently of calls.
 
     `visit` returns a context manager whose block gets the session's container. During the block,
-    the session is neither paused nor stopped, and calls can run in it.
+    calls can run in the session, and the engine does not pause or stop it for lack of use. Its
+    owner can still pause or stop it.
     """
 
     session: Session

@@ -1184,7 +1184,8 @@ class SessionKeeper:
         self, principal: Principal, session_id: str, *, is_use: bool = True
     ) -> SessionAccess:
         """Return a part's access to a principal's session, independently of calls. While a block of
-        its `visit` runs, the session is neither paused nor stopped.
+        its `visit` runs, the engine does not pause or stop the session for lack of use. The
+        session's owner can still pause or stop it.
 
         If `is_use` is True, each visit starts or thaws the session if necessary, and counts as a
         use of the session. If `is_use` is False, a visit does neither, so the session must already
@@ -1202,8 +1203,9 @@ class SessionKeeper:
 
     @asynccontextmanager
     async def _visit(self, session: Session, *, is_use: bool) -> AsyncIterator[SessionContainer]:
-        """Keep a session from being paused or stopped during the block, and pass the session's
-        container to the block. Calls can run in the session during the block.
+        """Keep a session from being paused or stopped for lack of use during the block, and pass
+        the session's container to the block. During the block, calls can run in the session, and
+        its owner can pause or stop it.
 
         If `is_use` is True, the block counts as a use of the session. If the session does not run,
         it is then started or thawed before the block. This waits for earlier calls.

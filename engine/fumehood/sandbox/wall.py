@@ -693,8 +693,9 @@ class SessionWall(Wall, Protocol):
         the container when the container is first used, or before.
 
         `record` and `home` are what the earlier engine has stored about the session, except
-        `home.epoch`. That field is the number of this engine's takeover, which must be higher than
-        that of every earlier takeover. `on_lost` is called once the container has ended.
+        `home.epoch`. That field is the number of this engine among the engines that the session has
+        had, and must be higher than that of every earlier engine. `on_lost` is called once the
+        container has ended.
         """
 
 

@@ -127,7 +127,7 @@ def take(
     is_held: Callable[[str], bool],
 ) -> KeptKey | None:
     """Claim the key of a call. Return None if the call now owns the key, otherwise the existing
-    key. An expired key is replaced.
+    key. An expired key is replaced, unless its call is running or waits for an approval.
 
     `is_held` tells whether this engine is still running the call with the given id. If an existing
     key has the state `running`, but its call is not held, that call was lost. If the lost call may

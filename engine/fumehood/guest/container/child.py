@@ -273,8 +273,8 @@ def _seal() -> None:
 def _serve(programs: dict[str, Program], memory_bytes: int, late_paths: tuple[str, ...]) -> None:
     """Run the program that the request names, send its claim, and exit with its exit code.
 
-    `programs` maps the names of all programs to their functions. `memory_bytes` is the container's
-    memory limit. `late_paths` are import paths that only Python programs get.
+    `programs` maps the names of all programs to their functions. `memory_bytes` is the memory
+    limit of programs. `late_paths` are import paths that only Python programs get.
     """
     own_pid, reply = os.getpid(), os.fstat(REPLY_FD)
     exit_code = REQUEST_FAILED
@@ -377,8 +377,8 @@ the wall.
 
 
 def run_probe(arguments: dict[str, Any]) -> tuple[int, dict[str, Any]]:
-    """Try every attack on the sandbox, and tell the host which attacks were refused. Then loop
-    until this process is killed.
+    """Try every attack on the sandbox, and tell the supervisor which attacks were refused. Then
+    loop until this process is killed.
 
     `arguments` are ignored, and nothing is returned. The signature is the one that all programs
     have.

@@ -253,9 +253,10 @@ class Cleaner:
     def keep_house(self, run: Run, *, is_over: bool) -> Housekeeper:
         """Send the run's files to the host, and return what was achieved.
 
-        Outside a session, all files are sent, and the mounts are emptied. In a session, only files
-        that the run has changed are sent, and nothing is removed. For some runs of a session, no
-        files are sent. If the run has no process, or the host that began it is gone, do nothing.
+        Outside a session, all files are sent, and the mounts are emptied. In a session, only
+        figures and files that have changed since the run began are sent, and only the figures are
+        removed. For some runs of a session, no files are sent. If the run has no process, or the
+        host that began it is gone, do nothing.
 
         `is_over` says whether all processes of the run are gone. If it is False, do nothing, and
         return a `Housekeeper` with this fault.
@@ -303,8 +304,8 @@ def keep_house(run_id: int, mounts: Mounts, *, since_ns: int | None = None) -> H
     """Start a housekeeper, wait until it has ended, and return what it achieved. It sends all files
     to the host and empties the mounts. If the mounts are already empty, no housekeeper is started.
 
-    If `since_ns` is given, the housekeeper only sends the files that have changed since that time,
-    and removes nothing.
+    If `since_ns` is given, a housekeeper is always started. It only sends the figures and the files
+    that have changed since that time, and removes only the figures.
     """
     if since_ns is None and mounts.are_clean():
         return NOTHING_DONE

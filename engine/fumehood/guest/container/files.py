@@ -410,9 +410,11 @@ def _below(
     `prefix` is the directory's path with a slash at the end, or "" for the workspace. `depth` is
     the number of levels of subdirectories to enter.
 
-    Uploads are left out, and entries that the host cannot name or this process cannot read. Their
-    paths are added to `unseen`. The paths of directories that cannot be entered, or are too deep,
-    are also added. Directories with a name in `skip` are left out, and not added.
+    Uploads are left out, and entries that the host cannot name. If this process may not read the
+    status of an entry, this entry and the rest of its directory are left out. The paths of uploads
+    and of such entries are added to `unseen`, but not those of the rest. The paths of directories
+    that cannot be entered, or are too deep, are also added. Directories with a name in `skip` are
+    left out, and not added.
     """
     unseen = [] if unseen is None else unseen
     for name in os.listdir(directory):

@@ -54,8 +54,9 @@ def hand_on(exit_code: int, claim: dict[str, Any]) -> None:
     """End a call and wait for the next one: send the claim of the call that has ended, and fork a
     copy of this process.
 
-    Return when the next call has arrived. If this process is killed while it waits, its copy takes
-    its place, and this function returns in the copy.
+    Return when the next call has arrived. If the copy must take the place of this process (see
+    `chain`), for example because this process was killed during that call, this function also
+    returns in the copy, when a later call has arrived.
     """
     handlers = {number: signal.getsignal(number) for number in _IGNORED}
     for number in _IGNORED:

@@ -132,8 +132,8 @@ class Registered:
         return True
 
     def kill_all(self) -> None:
-        """Kill all keepers. The processes below them survive, until the cleaning after the current
-        run kills them.
+        """Kill all keepers. The processes below them survive until the cleaning kills them, which
+        the caller must ensure.
         """
         for process in self._keepers.values():  # the cleaning spares only what is below keepers
             process.is_lost = True

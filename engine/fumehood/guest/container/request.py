@@ -150,8 +150,10 @@ def _put(file: dict[str, Any]) -> None:
 
 
 def _write_new(path: str, content: bytes) -> None:
-    """Write `content` to the file `path`. Anything that an earlier run has left at `path`, such as
-    a link or a pipe, is replaced and not followed.
+    """Write `content` to the file `path`. If an earlier run has left a file, link or pipe there, it
+    is replaced, and never written through.
+
+    Raises OSError if this fails, for example because `path` is a directory.
     """
     above, name = os.path.split(path)
     with (

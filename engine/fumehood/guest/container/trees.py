@@ -229,8 +229,8 @@ def below(root: int) -> set[int]:
 def _kill_below(root: int) -> int:
     """Send SIGKILL to all descendants of the process `root`, and return their number.
 
-    First, search for descendants and stop them until a search finds no new descendant. So no
-    descendant can fork while the others are killed.
+    First, search for descendants and stop them until a search finds no new descendant, so that none
+    can fork while the others are killed. After `MAX_LOOKS` searches, kill those found so far.
     """
     found: set[int] = set()
     for _ in range(MAX_LOOKS):

@@ -193,7 +193,8 @@ def kill_below(pid: int) -> set[int]:
     _signal(pid, None, signal.SIGSTOP)
     parents = [pid]
     found: dict[int, int] = {}
-    # Each process is stopped before its children are listed, so no child is missed.
+    # Each process is stopped before its children are listed, so no child is missed. It is signalled
+    # through a descriptor, so no other process is killed if its id is used again.
     while new := {
         child: parent for parent in parents for child in _children(parent) if child not in found
     }:

@@ -199,8 +199,8 @@ _KNOWN_TYPES = frozenset(ATTRIBUTES) | {bool, type(None), object}
 
 class Guards(Uncopied):
     """The guards of one program: the functions that its compiled code calls to access objects. Each
-    guard checks whether the access is allowed. `refusal` is the first access that was refused, or
-    None.
+    guard checks whether the access is allowed. `refusal` is the exception for the first access that
+    was refused, or None.
     """
 
     def __init__(self) -> None:

@@ -112,8 +112,9 @@ class Refused(BaseException):
     """The program used a syntax node, name or object that programs may not use. The message says
     which.
 
-    Programs cannot catch this exception. But a program can swallow it with `finally: return`, so
-    the guards also remember each refusal.
+    Programs cannot catch this exception, because it is not an `Exception`, and programs have no
+    name for its base classes. But a program can swallow it with `finally: return`, so the
+    guards also remember each refusal.
     """
 
 

@@ -547,9 +547,9 @@ def shortened(text: str, most: int) -> str:
 
 
 def _end_of(text: str, most: int) -> str:
-    """Return about the last `most` characters of a text. They never begin in the middle of a word
-    or of a private key: the rest of such a word or key is left out. At most `MAX_KEY_CHARACTERS`
-    characters of a word are left out.
+    """Return about the last `most` characters of a text. If they would begin in the middle of a
+    word or of a private key, the rest of that word or key is left out. Of a word, at most
+    `MAX_KEY_CHARACTERS` characters are left out.
     """
     at = len(text) - most
     begins = text.rfind(KEY_BEGINS, 0, at + len(KEY_BEGINS))

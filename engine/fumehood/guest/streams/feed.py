@@ -41,7 +41,7 @@ class End(streams.End):
 
     def on_written(self, run: Run) -> None:
         """Report to the host how many of its bytes were written to the program since the last
-        report. The host then sends the same number of new bytes.
+        report. The host may then send as many new bytes.
 
         If bytes still wait to be written, report only when the number has reached a quarter of the
         host's window.

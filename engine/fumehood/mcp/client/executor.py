@@ -158,9 +158,9 @@ def result_data(result: JsonObject, tool: ToolDefinition) -> tuple[JsonObject, t
     """Return the data of the tool's result, and warnings about content blocks that are not
     understood.
 
-    If the result has structured content, this is the data. If not, the data has the field `text`
-    with the texts of the result. If structured content is not an object, it is added as the field
-    `value`.
+    If the result has structured content that is an object, this object is the data. Otherwise, the
+    data has the field `text` with the texts of the result. Structured content that is not an object
+    is then added as the field `value`.
 
     Files and links are added in the fields `files` and `links`, unless the structured content has
     fields with these names.

@@ -143,7 +143,8 @@ class Container(Channel):
         """Connect to the running container of a session that an earlier engine has left, and return
         the container. If a run is still in progress, the guest cancels it. `name` is the
         container's name in Docker, and `image_id` the digest of its image. `epoch` is the number of
-        this takeover; it must be higher than that of every earlier takeover.
+        this engine among the engines that the session has had; it must be higher than that of every
+        earlier engine.
 
         Raises:
             DockerError: Docker failed.

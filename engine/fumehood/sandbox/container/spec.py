@@ -212,8 +212,8 @@ def relay_command(epoch: int, command: tuple[str, ...] = GUEST_COMMAND) -> tuple
     engine must run this command in the container. The command then passes data between its own
     standard streams and the guest.
 
-    `epoch` is the number of the engine's takeover of the container. `command` is the command that
-    starts a guest.
+    `epoch` is the number of the engine among the engines that the container's session has had.
+    `command` is the command that starts a guest.
     """
     config = {"wall": "relay", "import_paths": list(GUEST_IMPORT_PATHS), "epoch": epoch}
     return (*command, json.dumps(config, sort_keys=True))

@@ -458,8 +458,8 @@ class ContainerSupply:
     async def take_over(self, name: str, epoch: int) -> Container | None:
         """Connect to the container that an earlier engine created for a session, and return it.
         Return None if the container is gone or cannot be used by this engine. `name` is its name in
-        Docker. `epoch` is the number of this takeover; it must be higher than that of every earlier
-        takeover.
+        Docker. `epoch` is the number of this engine among the engines that the session has had; it
+        must be higher than that of every earlier engine.
 
         Raises:
             SandboxUnavailable: Docker cannot be used now.

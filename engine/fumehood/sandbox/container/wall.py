@@ -417,8 +417,9 @@ class ContainerWall(HasImages):
 
     def _keep(self, container: Container, epoch: int) -> None:
         """Inform the guest of `container` that the container now belongs to a session, and how long
-        the guest may wait for another engine. `epoch` is the number of this engine's takeover; the
-        guest refuses a later engine whose number is not higher.
+        the guest may wait for another engine. `epoch` is the number of this engine among the
+        engines that the session has had; the guest refuses a later engine whose number is not
+        higher.
         """
         container.keep(epoch, self._orphan_s if self.keeps_sessions else 0.0)
 
@@ -1057,8 +1058,11 @@ class HeldContainer:
         `list` returns an empty list without a request to the guest.
 
         Raises:
-            SandboxUnavailable: the session is paused or lost, or it is stopped and the action is
-                not `list`.
+            InvalidParams: the request is too long, or cannot be carried out.
+            ResourceNotFound: there is no such process.
+            SandboxUnavailable: the session is paused, lost or not yet taken over, or it is stopped
+                and the action is not `list`. Or the guest ends, does not answer in time, or has too
+                many unanswered requests.
         """
         if self.is_stopped and self.lost is None and request.get("do") == "list":
             return {"processes": []}
@@ -1106,7 +1110,7 @@ class HeldContainer:
     def on_end(self, why: str) -> None:
         """Update the session after its container has ended. If the session has a disk that is to be
         kept, the session is now stopped. Otherwise, the session is lost. `why` is the reason for
-        the end that the container's channel reported.
+        the end, from the container's channel or from a method of this object.
         """
         if self.lost is not None:
             return
