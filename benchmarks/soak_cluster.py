@@ -30,7 +30,7 @@ from benchmarks.soak_standby import POLICY, TAKEN_OVER_S, is_ready, waiting_appr
 from fumehood.client import Client, ControlClient
 from fumehood.core.envelope import Envelope
 from fumehood.core.errors import FumehoodError
-from fumehood.sandbox.container.docker_api import open_docker
+from fumehood.docker.api import open_docker
 from fumehood.sandbox.container.spec import LABEL_ENGINE, LABEL_OWNER
 from fumehood.storage.directory import owner_id
 from support.postgres import running_postgres

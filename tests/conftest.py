@@ -25,9 +25,9 @@ from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadScopeScheduling
 
 from fumehood import Config, Engine
+from fumehood.docker.api import Docker, DockerError, open_docker
 from fumehood.images.build import DEADLINE_S, build_image
 from fumehood.sandbox.container.disks import Disks
-from fumehood.sandbox.container.docker_api import Docker, DockerError, open_docker
 from fumehood.sandbox.images.catalog import Image
 from fumehood.sandbox.images.recipe import read_recipe
 from support.checked_once import check_once

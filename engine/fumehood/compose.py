@@ -182,6 +182,7 @@ def _make_walls(
         longest_session_s=config.sessions.lifetime_seconds,
         longest_with_disk_s=config.sessions.disk_lifetime_seconds,
         orphan_s=config.sessions.orphan_seconds,
+        runtime=parts.runtime(),
         image_maker=parts.image_maker(),
     )
     return EngineWalls(

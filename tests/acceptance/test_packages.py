@@ -13,7 +13,7 @@ import pytest
 
 from conftest import FUMEHOOD, Daemon, StartDaemon, ready_image, running_daemon
 from fumehood import Client, Envelope, FumehoodError
-from fumehood.sandbox.container.docker_api import open_docker
+from fumehood.docker.api import open_docker
 from fumehood.sandbox.container.spec import LABEL_OWNER
 from fumehood.sandbox.images.catalog import LAYERS
 from fumehood.storage.directory import owner_id

@@ -19,8 +19,8 @@ from docker.errors import APIError
 
 from conftest import FUMEHOOD, Daemon, StartDaemon, running_daemon
 from fumehood import Client, FumehoodError
+from fumehood.docker.api import Docker, open_docker
 from fumehood.sandbox.container.disks import Disks
-from fumehood.sandbox.container.docker_api import Docker, open_docker
 from fumehood.storage.directory import owner_id
 from support.containers import containers_of, kill_container
 from support.http import SocketClient

@@ -14,7 +14,7 @@ import pytest
 
 from conftest import Daemon, running_daemon
 from fumehood import Client
-from fumehood.sandbox.container.docker_api import open_docker
+from fumehood.docker.api import open_docker
 from fumehood.sandbox.images.catalog import Image
 from fumehood.streams.events import OutputEvent, ProgressEvent, ResultEvent
 from support.containers import containers_of

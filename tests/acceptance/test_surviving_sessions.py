@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from conftest import FUMEHOOD, Daemon, StartDaemon, make_first_approver
-from fumehood.sandbox.container.docker_api import open_docker
+from fumehood.docker.api import open_docker
 from fumehood.storage.directory import owner_id
 from support.containers import containers_of
 from support.wait import DEADLINE_S, wait_until

@@ -14,7 +14,7 @@ from contextlib import ExitStack, closing
 
 import pytest
 
-from fumehood.sandbox.container.docker_api import open_docker
+from fumehood.docker.api import open_docker
 from fumehood.sandbox.images.catalog import Image
 from support.one_container import OneContainer, one_container, value_of
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -10,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from fumehood.attack.containers import container_target
 from fumehood.attack.run import run_attacks
 from fumehood.attack.scorecard import Verdict
-from fumehood.attack.targets import container_target
-from fumehood.sandbox.container.docker_api import Docker
 from fumehood.sandbox.images.catalog import Image
 from support.attacked_disks import on_disks
+from support.docker_images import DockerWith
 
 pytestmark = [
     pytest.mark.anyio, pytest.mark.needs("docker", "disks"), pytest.mark.row("S11", "B14"),
@@ -45,11 +44,7 @@ async def test_sessions_with_a_disk_hold_all_attacks(
     runtime: str, least: int, python_image: Image, directory: Path
 ) -> None:
     """But for those on what is cleaned up between two calls: a session keeps it."""
-
-    async def find_image(docker: Docker, name: str) -> Image:
-        return python_image
-
-    target = container_target(runtime, Docker(os.environ), find_image)
+    target = container_target(runtime, DockerWith(python_image))
     card = await run_attacks(
         [on_disks(target, directory / "disks")],
         engine_version="1",

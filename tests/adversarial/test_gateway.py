@@ -16,10 +16,12 @@ import anyio
 import pytest
 
 from fumehood.attack import gateway as target_module
+from fumehood.attack.containers import container_target
 from fumehood.attack.gateway import gateway_target
 from fumehood.attack.run import run_attacks
 from fumehood.attack.scorecard import Verdict
-from fumehood.attack.targets import Standing, find_image
+from fumehood.attack.targets import Standing
+from fumehood.docker.api import Docker
 from fumehood.gateway import door, proxy, request
 from fumehood.gateway.placeholders import Placeholders
 from fumehood.gateway.request import ProgramRequest
@@ -27,7 +29,6 @@ from fumehood.outgoing import addresses
 from fumehood.outgoing.secret_values import SecretValues
 from fumehood.policy.model import Decision
 from fumehood.policy.model import Verdict as Decided
-from fumehood.sandbox.container.docker_api import Docker
 from support.nodes import cluster_wall
 from support.wait import DEADLINE_S
 
@@ -44,7 +45,7 @@ def anyio_backend() -> str:
 
 async def failed(runtime: str = "runc", among: set[str] | None = None) -> dict[str, str]:
     """The ids of the attacks that succeeded, and why. None may be untried."""
-    target = gateway_target(runtime, Docker(os.environ), find_image)
+    target = gateway_target(container_target(runtime, Docker(os.environ)))
     card = await run_attacks(
         [target],
         engine_version="test",
@@ -68,7 +69,7 @@ async def test_gateway_holds_all_attacks(runtime: str) -> None:
 
 async def test_gateway_holds_all_attacks_by_programs_on_a_node(tmp_path: Path) -> None:
     """It stays with the engine; the node passes the connections' bytes on."""
-    target = gateway_target("runc", Docker(os.environ), find_image)
+    target = gateway_target(container_target("runc", Docker(os.environ)))
 
     @asynccontextmanager
     async def on_a_node() -> AsyncIterator[Standing]:

@@ -15,8 +15,8 @@ import pytest
 
 from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import MB, Limit, Limits
+from fumehood.docker.api import Docker
 from fumehood.sandbox.container.container import Container, ContainerFailed
-from fumehood.sandbox.container.docker_api import Docker
 from fumehood.sandbox.images.catalog import Image
 from fumehood.sandbox.wall import RunEnding, RunSinks
 from support.one_container import OneContainer, one_container, taken_over, value_of
@@ -170,7 +170,7 @@ async def test_guest_without_an_engine_ends_after_its_time(python_image: Image) 
         await box.python("x = 1")
         box.container.end("its engine is gone")
         with anyio.fail_after(DEADLINE_S):
-            while (await Docker(os.environ).state(box.name)).get("Running"):
+            while (await Docker(os.environ).state(box.name)).is_running:
                 await anyio.sleep(0.1)
 
 
@@ -179,5 +179,5 @@ async def test_control_guest_outside_a_session_ends_with_its_engine(python_image
         await box.python("x = 1")
         box.container.end("its engine is gone")
         with anyio.fail_after(DEADLINE_S):
-            while (await Docker(os.environ).state(box.name)).get("Running"):
+            while (await Docker(os.environ).state(box.name)).is_running:
                 await anyio.sleep(0.1)

@@ -13,7 +13,7 @@ import pytest
 
 from fumehood import Config, Engine
 from fumehood.approvals.model import ApprovalState
-from fumehood.sandbox.container.docker_api import open_docker
+from fumehood.docker.api import open_docker
 from fumehood.sandbox.images.catalog import IMAGE, RECIPE, Image
 from fumehood.sandbox.images.recipe import read_recipe
 from fumehood.storage.database import Database, open_database

@@ -21,14 +21,15 @@ from fumehood.core.errors import EndedBy, SandboxUnavailable
 from fumehood.core.identity import TrustDomain
 from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import MB, Limit, Limits
-from fumehood.sandbox.container import docker_api, supply, wall
-from fumehood.sandbox.container.docker_api import Docker
+from fumehood.docker import api
+from fumehood.sandbox.container import supply, wall
 from fumehood.sandbox.container.supply import Making
 from fumehood.sandbox.container.wall import ContainerWall
 from fumehood.sandbox.images.catalog import Image
 from fumehood.sandbox.settings import ContainerSettings, EngineIdentity
 from fumehood.sandbox.wall import RunEnding
 from support.containers import containers_of, kill_container
+from support.docker_images import DockerWith
 from support.own_docker import OwnDocker
 from support.wait import DEADLINE_S, wait_until
 
@@ -57,15 +58,9 @@ class Bench:
     def __init__(self, image: Image, environment: dict[str, str], **settings: Any) -> None:
         self.owner = secrets.token_hex(16)
         self.events: list[tuple[str, JsonObject]] = []
-
-        async def find_image(docker: Docker, name: str) -> Image:
-            await docker.info()
-            return image
-
         self.wall = ContainerWall(
             ContainerSettings(pool_min=0, pool_max=2),
-            Docker(environment),
-            find_image,
+            DockerWith(image, environment),
             EngineIdentity(secrets.token_hex(16), self.owner),
             **settings,
             on_event=lambda event, values: self.events.append((event, values)),
@@ -105,8 +100,8 @@ async def bench(
 
 @pytest.fixture
 def _quick_deadlines(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(docker_api, "QUICK_S", 1.0)
-    monkeypatch.setattr(docker_api, "SLOW_S", 5.0)
+    monkeypatch.setattr(api, "QUICK_S", 1.0)
+    monkeypatch.setattr(api, "SLOW_S", 5.0)
     monkeypatch.setattr(supply, "REMEMBERED_S", 0.0)
     monkeypatch.setattr(wall, "LOOK_WHILE_AWAY_S", 0.2)
     monkeypatch.setattr(wall, "LOOK_AGAIN_S", 0.5)
@@ -284,3 +279,22 @@ def test_engine_serves_in_a_loop_of_uvloop(home: Path) -> None:
             return [calculated.success, (await engine.call("run_python", {"code": "0"})).success]
 
     assert uvloop.run(serve()) == [True, True]
+
+
+def test_program_of_the_operator_runs_in_a_loop_of_uvloop(python_image: Image) -> None:
+    made = Bench(python_image, dict(os.environ))
+
+    async def serve() -> bytes:
+        async with made.wall:
+            program = await made.wall.open_program(
+                ("/bin/sh", "-c", "echo no >&2; cat"), {}, image="python", memory_mb=128
+            )
+            program.writer.write(b"hello")
+            await program.writer.drain()
+            said = await program.reader.readexactly(5)
+            while program.said() != b"no\n":
+                await anyio.sleep(0.01)
+            await program.stop()
+            return said
+
+    assert uvloop.run(serve()) == b"hello"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +16,17 @@ from fumehood.core.errors import EndedBy, SandboxUnavailable
 from fumehood.core.identity import TrustDomain
 from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import Limit, Limits
-from fumehood.sandbox.container import disks, supply, wall
-from fumehood.sandbox.container.disks import Disks
-from fumehood.sandbox.container.docker_api import (
+from fumehood.docker.api import (
     DockerConflict,
     DockerError,
     DockerNotPermitted,
     DockerNotRunning,
     DockerTimeout,
 )
+from fumehood.sandbox.container import disks, supply, wall
+from fumehood.sandbox.container.disks import Disks
 from fumehood.sandbox.container.pool import Kind
+from fumehood.sandbox.container.runtime import ContainerState
 from fumehood.sandbox.container.supply import Making
 from fumehood.sandbox.container.wall import ContainerWall, HeldContainer, SessionDisk
 from fumehood.sandbox.settings import ContainerSettings, EngineIdentity, LanguageImages
@@ -61,6 +62,7 @@ TWO_IMAGES = LanguageImages(python="python", shell="shell", javascript="python")
 class Bench:
     def __init__(self, docker: FakeDocker, **settings: Any) -> None:
         self.docker = docker
+        docker.find_image = self._find_image  # type: ignore[method-assign]
         self.events: list[tuple[str, JsonObject]] = []
         self.image = "sha256:1"
         self.missing: set[str] = set()
@@ -69,13 +71,12 @@ class Bench:
         self.wall = ContainerWall(
             ContainerSettings(**{"pool_min": 0, "pool_max": 2, **settings}),
             docker,  # type: ignore[arg-type]
-            self._find_image,
             EngineIdentity("e" * 32, "o" * 32),
             **options,
             on_event=lambda event, values: self.events.append((event, values)),
         )
 
-    async def _find_image(self, docker: Any, name: str) -> Found:
+    async def _find_image(self, name: str) -> Found:
         if name in self.missing:
             raise not_built(name)
         if not self.image:
@@ -105,7 +106,6 @@ def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wall, "LOOK_WHILE_AWAY_S", 0.001)
     monkeypatch.setattr(supply, "LEAST_BETWEEN_LOOKS_S", 0.0)
     monkeypatch.setattr(supply, "REMEMBERED_S", 0.0)
-    monkeypatch.setattr(supply, "may_swap", lambda is_local: False)
 
 
 def only_calls_look(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -306,14 +306,14 @@ async def test_docker_error_text_stays_in_the_log_and_the_next_call_retries() ->
 @pytest.mark.parametrize(
     ("state", "ended_by"),
     [
-        ({"OOMKilled": True, "ExitCode": 137}, EndedBy.MEMORY),
-        ({"OOMKilled": False, "ExitCode": 137}, EndedBy.SANDBOX_LOST),
-        ({"OOMKilled": True, "ExitCode": 1}, EndedBy.SANDBOX_LOST),
-        ({}, EndedBy.SANDBOX_LOST),
+        (ContainerState(exit_code=137, out_of_memory=True), EndedBy.MEMORY),
+        (ContainerState(exit_code=137), EndedBy.SANDBOX_LOST),
+        (ContainerState(exit_code=1, out_of_memory=True), EndedBy.SANDBOX_LOST),
+        (ContainerState(), EndedBy.SANDBOX_LOST),
     ],
 )
 async def test_container_lost_in_a_run_ends_as_memory_only_if_docker_reports_oom(
-    state: JsonObject, ended_by: EndedBy
+    state: ContainerState, ended_by: EndedBy
 ) -> None:
     async def dies(guest: FakeGuest) -> None:
         await guest.says(READY)
@@ -330,7 +330,7 @@ async def test_oom_reported_late_by_docker_is_waited_for() -> None:
         await guest.says(READY)
         await guest.hears()
 
-    late = {"OOMKilled": False, "ExitCode": 137}
+    late = ContainerState(exit_code=137)
     async with bench(docker={"behave": dies, "last_state": late}) as made:
         ending: list[EndedBy] = []
 
@@ -340,7 +340,7 @@ async def test_oom_reported_late_by_docker_is_waited_for() -> None:
         async with anyio.create_task_group() as group:
             group.start_soon(call)
             await made.until(lambda: "state" in made.docker.asked)
-            late["OOMKilled"] = True
+            made.docker.last_state = replace(late, out_of_memory=True)
         assert ending == [EndedBy.MEMORY]
 
 
@@ -351,9 +351,8 @@ async def test_invalid_guest_frame_ends_as_sandbox_lost_even_if_docker_reports_o
         await guest.says({"op": "won"})
         await guest.hears()
 
-    async with bench(
-        docker={"behave": lies, "last_state": {"OOMKilled": True, "ExitCode": 137}}
-    ) as made:
+    state = ContainerState(exit_code=137, out_of_memory=True)
+    async with bench(docker={"behave": lies, "last_state": state}) as made:
         assert (await made.run()).ended_by is EndedBy.SANDBOX_LOST
 
 
@@ -495,7 +494,7 @@ async def test_disk_of_session_that_ends_just_before_a_stop_is_removed(
     (tmp_path / "fumehood-sess_1").touch()
     conflicts = iter([DockerConflict("volume is in use")] * 3)
 
-    async def remove_volume(name: str) -> None:
+    async def detach_disk(name: str) -> None:
         for conflict in conflicts:
             raise conflict
 
@@ -506,7 +505,7 @@ async def test_disk_of_session_that_ends_just_before_a_stop_is_removed(
     monkeypatch.setattr(wall, "RESTART_PAUSE_S", 0.0)
     async with bench(keeps=True) as made:
         held = await hold(made, [])
-        made.docker.remove_volume = remove_volume
+        made.docker.detach_disk = detach_disk  # type: ignore[attr-defined]
         made.wall.disks = Disks(tmp_path, made.docker)  # type: ignore[arg-type]
         held.disk = SessionDisk("fumehood-sess_1", 16, Kind("python", 512), 0)
         held.end("its owner ended it")

@@ -208,6 +208,60 @@ def test_doctor_examines_a_host_without_the_interpreter(tree: Tree, home: Path) 
     assert (card["wall"], card["verdict"]) == ("interpreter", "absent")
 
 
+WITHOUT_DOCKER = """
+import json, sys
+from pathlib import Path
+import anyio
+from fumehood import Config, Engine
+
+async def main():
+    async with Engine(config=Config(home=Path(sys.argv[1]))) as engine:
+        ran = await engine.call("run_python", {"code": "1 + 1"})
+        added = await engine.call("calculator", {"expression": "1 + 1"})
+        print(json.dumps({
+            "code": ran.error.code, "words": ran.error.message, "retry": ran.error.retryable,
+            "twin": added.data["value"], "ready": engine.ready().walls["container"].ready,
+        }))
+
+anyio.run(main)
+"""
+
+
+def test_programs_are_refused_without_docker(whole: Tree, tree: Tree, home: Path) -> None:
+    tree.delete(with_dependents("docker", PARTS))
+
+    def run(used: Tree, *arguments: str) -> Any:
+        known = {
+            **CLEAN_ENVIRONMENT, "FUMEHOOD_HOME": str(home), "DOCKER_HOST": "unix:///none",
+            "PYTHONPATH": ":".join(used.import_path),
+        }  # fmt: skip
+        command = [sys.executable, *arguments]
+        ran = subprocess.run(command, env=known, capture_output=True, text=True, timeout=600)
+        assert ran.stdout, ran.stderr
+        return json.loads(ran.stdout)
+
+    found = run(tree, "-c", WITHOUT_DOCKER, str(home))
+    assert found.pop("words") == (
+        "Containers are unavailable; nothing ran. "
+        "The part of the engine that runs containers is not installed. "
+        "Install fumehood with its part docker."
+    )
+    refused = {"code": "SANDBOX_UNAVAILABLE", "retry": False, "twin": 2, "ready": False}
+    assert found == refused
+    checks = {finding["check"] for finding in run(tree, *DOCTOR)}
+    assert "jail: memory" in checks  # the twin
+    assert not [check for check in checks if check.startswith(("docker", "image:"))]
+    for wall in ("container", "gateway"):
+        (card,) = run(tree, *DOCTOR, "--attack", "--wall", wall)["walls"]
+        assert (card["wall"], card["verdict"]) == (wall, "absent")
+    control = run(whole, "-c", WITHOUT_DOCKER, str(home))
+    assert "Docker is not running" in control.pop("words")
+    assert control == {**refused, "retry": True}
+
+
+DOCTOR = ("-m", "fumehood.cli.main", "doctor", "--json")
+
+
 WITHOUT_GATEWAY = """
 import json, sys
 from pathlib import Path

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from conftest import CLEAN_ENVIRONMENT, FUMEHOOD
-from fumehood.sandbox.container import docker_api
-from fumehood.sandbox.container.docker_api import (
+from fumehood.docker import api
+from fumehood.docker.api import (
     Docker,
     DockerError,
     DockerNotPermitted,
@@ -94,7 +94,7 @@ def test_foreign_server_on_the_docker_socket_is_a_docker_error(home: Path, answe
 async def test_docker_that_accepts_and_never_answers_is_docker_timeout(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(docker_api, "QUICK_S", 0.2)
+    monkeypatch.setattr(api, "QUICK_S", 0.2)
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(home / "docker.sock"))
         listener.listen()

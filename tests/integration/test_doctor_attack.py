@@ -21,21 +21,21 @@ import pytest
 
 from conftest import CLEAN_ENVIRONMENT, FUMEHOOD
 from fumehood.attack.attack import JAILED, Attack, Topic
+from fumehood.attack.containers import container_target
 from fumehood.attack.run import run_attacks
 from fumehood.attack.scorecard import Scorecard, Verdict
 from fumehood.attack.targets import (
     Target,
-    container_target,
     interpreter_target,
     jail_target,
     targets_of,
 )
-from fumehood.sandbox.container import container as container_module
-from fumehood.sandbox.container.docker_api import Docker
+from fumehood.docker import api
 from fumehood.sandbox.container.pool import PoolEntry, PoolState
 from fumehood.sandbox.images.catalog import Image
 from support import weakened
 from support.containers import containers_of
+from support.docker_images import DockerWith
 from support.wait import DEADLINE_S, wait_until
 
 pytestmark = [pytest.mark.anyio, pytest.mark.row("D7")]
@@ -65,11 +65,7 @@ def containers(
     image: Image, runtime: str = "runc", command: tuple[str, ...] | None = None
 ) -> Target:
     """Containers of exactly this image id, because its name can move to another image."""
-
-    async def find_image(docker: Docker, name: str) -> Image:
-        return image
-
-    return container_target(runtime, Docker(os.environ), find_image, command=command)
+    return container_target(runtime, DockerWith(image), command=command)
 
 
 # -- the healthy host -----------------------------------------------------------------------
@@ -230,14 +226,14 @@ async def test_pool_sharing_containers_across_domains_fails_the_other_principal_
 
 
 def change_body(monkeypatch: pytest.MonkeyPatch, change: Callable[[dict[str, Any]], None]) -> None:
-    honest = container_module.create_body
+    honest = api.create_body
 
     def changed(*arguments: Any, **named: Any) -> dict[str, Any]:
         body = honest(*arguments, **named)
         change(body)
         return body
 
-    monkeypatch.setattr(container_module, "create_body", changed)
+    monkeypatch.setattr(api, "create_body", changed)
 
 
 def has_other_addresses() -> bool:

@@ -24,9 +24,9 @@ from fumehood.core.identity import Principal
 from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import MB, Limits
 from fumehood.core.session import SessionRecord
+from fumehood.docker.api import open_docker
 from fumehood.durable.saver import SessionSaver
 from fumehood.observe.clock import SystemClock, timestamp
-from fumehood.sandbox.container.docker_api import open_docker
 from fumehood.sandbox.sessions import SessionClock, SessionKeeper
 from fumehood.sandbox.settings import SessionSettings
 from fumehood.sandbox.wall import RunEnding

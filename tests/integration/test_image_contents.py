@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from conftest import ready_image
+from fumehood.docker.api import open_docker
 from fumehood.images.build import DEADLINE_S
-from fumehood.sandbox.container.docker_api import open_docker
 from fumehood.sandbox.images.recipe import image_names, read_recipe
 from support.docker_images import run_inside, write_whole
 

@@ -15,12 +15,13 @@ import docker
 import pytest
 from docker.errors import ImageNotFound
 
+from fumehood.docker.api import open_docker
+from fumehood.docker.images import list_images
 from fumehood.images import build, rootfs
 from fumehood.images.build import DEADLINE_S, Built, build_image
 from fumehood.images.rootfs import ImageBuildError
-from fumehood.sandbox.container.docker_api import open_docker
 from fumehood.sandbox.images import recipe
-from fumehood.sandbox.images.catalog import Image, list_images
+from fumehood.sandbox.images.catalog import Image
 from fumehood.sandbox.images.recipe import guest_files, images_folder, read_recipe
 from support.docker_images import run_inside, write_whole
 from support.registry import serving

@@ -177,7 +177,7 @@ async def test_missing_image_is_sandbox_unavailable(
     case: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not isinstance(case.wall, FakeWall | ClusterWall):
-        monkeypatch.setattr(case.wall._supply, "_find_image", _finds_nothing)  # type: ignore[attr-defined]
+        monkeypatch.setattr(case.wall._runtime, "find_image", _finds_nothing)  # type: ignore[attr-defined]
     with pytest.raises(SandboxUnavailable), anyio.fail_after(SLOW_S):
         await case.wall.hold(
             TrustDomain("uid:1"), image="nothing", memory_mb=MEMORY_MB, on_lost=lambda: None
@@ -185,5 +185,5 @@ async def test_missing_image_is_sandbox_unavailable(
     assert case.lost == []
 
 
-async def _finds_nothing(docker: object, name: str) -> Image:
+async def _finds_nothing(name: str) -> Image:
     raise ImageMissing.of(name, "is missing", "Build it.")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, replace
@@ -16,7 +15,6 @@ from fumehood.core.identity import TrustDomain
 from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import Limit, Limits, least_limits
 from fumehood.interpreter.wall import InterpreterWall
-from fumehood.sandbox.container.docker_api import Docker
 from fumehood.sandbox.container.wall import ContainerWall
 from fumehood.sandbox.images.catalog import Image
 from fumehood.sandbox.process.wall import JailWall
@@ -24,6 +22,7 @@ from fumehood.sandbox.settings import ContainerSettings, EngineIdentity
 from fumehood.sandbox.wall import RunEnding, Wall
 from fumehood.testing import SMALL_LIMITS, FakeWall, SeenRun
 from support.cloud import example_module, running_service
+from support.docker_images import DockerWith
 from support.nodes import cluster_wall
 
 pytestmark = pytest.mark.anyio
@@ -150,12 +149,9 @@ async def case(
 
 
 def container_wall(image: Image, runtime: str) -> ContainerWall:
-    async def find_image(docker: Docker, name: str) -> Image:
-        return image
-
     identity = EngineIdentity(secrets.token_hex(16), secrets.token_hex(16))
     settings = ContainerSettings(pool_min=1, pool_max=3, memory_mb=128, runtime=runtime)
-    return ContainerWall(settings, Docker(os.environ), find_image, identity)
+    return ContainerWall(settings, DockerWith(image), identity)
 
 
 async def run(

@@ -9,7 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fumehood.attack.targets import IMAGE, Standing, Target
+from fumehood.attack.containers import IMAGE
+from fumehood.attack.targets import Standing, Target
 from fumehood.core.identity import TrustDomain
 from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import MIN_CONTAINER_MB, Limits
@@ -78,7 +79,7 @@ def on_disks(target: Target, directory: Path) -> Target:
         async with made as standing:
             wall = standing.wall
             assert isinstance(wall, ContainerWall)
-            wall.disks = type(wall.disks)(directory, wall.disks._docker)
+            wall.disks = type(wall.disks)(directory, wall.disks._runtime)
             on_disk = OnDisk(wall)
             yield replace(standing, wall=on_disk)  # type: ignore[arg-type]
             await on_disk.end()

@@ -13,7 +13,7 @@ from typing import Any
 
 from docker.errors import APIError, NotFound
 
-from fumehood.sandbox.container.docker_api import DockerError, open_docker
+from fumehood.docker.api import DockerError, open_docker
 from fumehood.sandbox.container.spec import LABEL_OWNER
 from fumehood.storage import directory
 

@@ -2,17 +2,39 @@
 
 from __future__ import annotations
 
+import os
 import time
+from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import docker
 
-from fumehood.sandbox.container.docker_api import open_docker
-from fumehood.sandbox.images.catalog import BASE, GUEST, IMAGE, PACKAGES, PACKAGES_FROM, RECIPE
+from fumehood.docker.api import Docker, open_docker
+from fumehood.sandbox.images.catalog import (
+    BASE,
+    GUEST,
+    IMAGE,
+    PACKAGES,
+    PACKAGES_FROM,
+    RECIPE,
+    Image,
+)
 
 RUN_DEADLINE_S = 120
+
+
+class DockerWith(Docker):
+    """Docker in which each name means the same image, because its name can move to another one."""
+
+    def __init__(self, image: Image, environment: Mapping[str, str] = os.environ) -> None:
+        super().__init__(environment)
+        self._image = image
+
+    async def find_image(self, name: str) -> Image:
+        await self.info()  # as any request, it may fail
+        return self._image
 
 
 class ListedImages:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import struct
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -11,15 +12,31 @@ from typing import Any
 import anyio
 
 from fumehood.core.json_types import JsonObject
-from fumehood.protocol import framing
-from fumehood.sandbox.container.docker_api import (
+from fumehood.docker.api import (
     DockerError,
     DockerNotFound,
     DockerUnreachable,
     DockerWarned,
-    Listed,
 )
-from support.scripted_guest import READY, ended, record, reset
+from fumehood.docker.bodies import create_body
+from fumehood.docker.host import why_unfit
+from fumehood.docker.streams import DockerStreams
+from fumehood.protocol import framing
+from fumehood.sandbox.container.runtime import (
+    ContainerState,
+    ListedContainer,
+    RuntimeHost,
+    RuntimeUnreachable,
+)
+from fumehood.sandbox.container.spec import ContainerSpec
+from fumehood.sandbox.wall import HostSize
+from support.scripted_guest import READY, ended, reset
+
+
+def record(stream: int, payload: bytes) -> bytes:
+    """One record of a stream in Docker's format."""
+    return struct.pack("!BxxxI", stream, len(payload)) + payload
+
 
 GOOD_INFO: JsonObject = {
     "OSType": "linux",
@@ -83,28 +100,31 @@ class FakeDocker:
     failing: DockerError | None = None
     failing_to_start: DockerError | None = None
     silence: anyio.Event | None = None
-    last_state: JsonObject = field(default_factory=lambda: {"OOMKilled": False, "ExitCode": 0})
-    containers: dict[str, Listed] = field(default_factory=dict)
+    last_state: ContainerState = field(default_factory=lambda: ContainerState(exit_code=0))
+    containers: dict[str, ListedContainer] = field(default_factory=dict)
     bodies: list[JsonObject] = field(default_factory=list)
     removed: list[str] = field(default_factory=list)
     asked: list[str] = field(default_factory=list)
     is_local: bool = True
-    failure: DockerUnreachable | None = None
+    failure: RuntimeUnreachable | None = None
+    name: str = "Docker"
     _streams: dict[str, socket.socket] = field(default_factory=dict)
     _living: set[str] = field(default_factory=set)
 
-    async def info(self) -> JsonObject:
+    async def examine_host(self, oci_runtime: str | None) -> RuntimeHost:
         self._ask("info")
         answer = self.info_answer
         if self.silence is not None:
             await self.silence.wait()
-        return answer
+        return RuntimeHost(HostSize(0, 0), why_unfit(answer, runtime=oci_runtime, has_swap=False))
 
-    async def launch(self, body: JsonObject, name: str) -> tuple[str, socket.socket]:
+    async def launch(self, spec: ContainerSpec) -> tuple[str, DockerStreams]:
         self._ask("create")
-        container_id = f"id-of-{name}"
+        body, container_id = create_body(spec), f"id-of-{spec.name}"
         self.bodies.append(body)
-        self.containers[container_id] = Listed(container_id, name, "created", body["Labels"])
+        self.containers[container_id] = ListedContainer(
+            container_id, spec.name, is_stopped=True, labels=body["Labels"]
+        )
         if self.warnings:
             raise DockerWarned("; ".join(self.warnings))
         self._ask("start")
@@ -112,21 +132,21 @@ class FakeDocker:
             raise self.failing_to_start
         ours, self._streams[container_id] = socket.socketpair()
         self.group.start_soon(self._live, container_id)
-        return container_id, ours
+        return container_id, DockerStreams(ours)
 
-    async def state(self, container_id: str) -> JsonObject:
+    async def state(self, name: str) -> ContainerState:
         self._ask("state")
         return self.last_state
 
-    async def remove(self, container_id: str) -> None:
+    async def remove(self, name: str) -> None:
         self._ask("remove")
-        found = [one for one in self.containers.values() if container_id in (one.id, one.name)]
+        found = [one for one in self.containers.values() if name in (one.id, one.name)]
         for one in found:
             del self.containers[one.id]
             self.removed.append(one.name)
             self.hang_up(one.id)
 
-    async def list(self, label: str) -> list[Listed]:
+    async def list(self, label: str) -> list[ListedContainer]:
         self._ask("list")
         name, _, value = label.partition("=")
         return [
@@ -135,8 +155,12 @@ class FakeDocker:
             if name in one.labels and (not value or one.labels[name] == value)
         ]
 
-    async def ask(self, call: Any, deadline_s: float) -> Any:
-        self._ask("ask")
+    async def find_image(self, name: str) -> Any:
+        self._ask("find_image")
+        raise DockerNotFound("no images here")
+
+    async def find_layer(self, base: str, lock: str) -> str | None:
+        self._ask("find_layer")
         raise DockerNotFound("no images here")
 
     def hang_up(self, container_id: str) -> None:

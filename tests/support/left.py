@@ -18,7 +18,7 @@ from typing import Any
 
 from docker.errors import APIError
 
-from fumehood.sandbox.container.docker_api import DockerError, open_docker
+from fumehood.docker.api import DockerError, open_docker
 from fumehood.sandbox.container.spec import LABEL_PID
 from support.containers import loop_devices
 

@@ -18,6 +18,7 @@ from fumehood.cluster.wall import ClusterWall, NodeGone, NodePort
 from fumehood.config import Config
 from fumehood.core.errors import EngineError
 from fumehood.core.json_types import JsonObject
+from fumehood.docker.in_engine import new_docker
 from fumehood.sandbox.container.additions import NewImageMaker
 from fumehood.sandbox.settings import WallSettings
 from fumehood.sandbox.walls import container_wall
@@ -30,7 +31,7 @@ def wall_settings() -> WallSettings:
     return WallSettings(
         jail=config.jail, container=config.container,
         own_images=config.own_images, longest_session_s=600,
-        longest_with_disk_s=600, orphan_s=60,
+        longest_with_disk_s=600, orphan_s=60, runtime=new_docker,
     )  # fmt: skip
 
 

@@ -15,8 +15,8 @@ import anyio
 from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import MB, Limit, Limits
 from fumehood.core.session import FileKind
+from fumehood.docker.api import Docker, DockerError
 from fumehood.sandbox.container.container import Container
-from fumehood.sandbox.container.docker_api import Docker, DockerError
 from fumehood.sandbox.container.spec import GUEST_COMMAND, ContainerSpec
 from fumehood.sandbox.images.catalog import Image
 from fumehood.sandbox.wall import RunEnding, RunSinks
@@ -144,13 +144,11 @@ async def one_container(
     spec = ContainerSpec(
         name=name, image_id=image.id, image_name=image.name, engine_id=name, owner_id=name,
         memory_mb=memory_mb, cpus=1, lifetime_s=LIFETIME_S, runtime=runtime,
-        deadline=int(time.time()) + LIFETIME_S, guest_mb=image.guest_mb,
+        deadline=int(time.time()) + LIFETIME_S, guest_mb=image.guest_mb, command=command,
     )  # fmt: skip
     listener = _Listener()
     try:
-        container = await Container.start(
-            docker, spec, required=frozenset(Limit), command=command, ready_s=START_S
-        )
+        container = await Container.start(docker, spec, required=frozenset(Limit), ready_s=START_S)
         container.listener = listener
         yield OneContainer(container, listener, memory_mb)
         container.end("the test is over")

@@ -11,7 +11,7 @@ from pathlib import Path
 import docker
 import psutil
 
-from fumehood.sandbox.container.docker_api import DockerError, open_docker
+from fumehood.docker.api import DockerError, open_docker
 from support.wait import wait_until
 
 START_DEADLINE_S = 60.0

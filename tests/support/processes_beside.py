@@ -7,8 +7,8 @@ from typing import Any
 
 import anyio
 
+from fumehood.docker.api import open_docker
 from fumehood.processes.arguments import checked
-from fumehood.sandbox.container.docker_api import open_docker
 from support.one_container import OneContainer
 
 WAIT_S = 120.0

@@ -455,8 +455,8 @@ def test_part_cannot_take_a_command_or_a_check_of_the_kernel(
     monkeypatch.setattr(doctor, "parts", lambda: (part,))
     with pytest.raises(PartError, match="'policy', which is the kernel's"):
         doctor.authority_checks()
-    part = Part(name="a", checks=(Check("mine", "m:f", "Limits", group="Docker"),))
-    with pytest.raises(PartError, match="'Docker', which is the kernel's"):
+    part = Part(name="a", checks=(Check("mine", "m:f", "Limits", group="Tools"),))
+    with pytest.raises(PartError, match="'Tools', which is the kernel's"):
         doctor.authority_checks()
 
 

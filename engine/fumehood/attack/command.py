@@ -16,7 +16,7 @@ from fumehood.attack.attack import Topic
 from fumehood.attack.bait import BaitFailed
 from fumehood.attack.run import run_attacks
 from fumehood.attack.scorecard import Line, Scorecard, Verdict, WallCard
-from fumehood.attack.targets import WALLS, targets_of
+from fumehood.attack.targets import IN_DOCKER, WALLS, targets_of
 from fumehood.cli.exits import ExitCode, fail, say
 from fumehood.cli.show import Column, show_json, show_table, wants_json
 from fumehood.core.escaping import visible
@@ -74,10 +74,9 @@ def _scorecard_of(walls: Sequence[str], runtime: str | None, *, quick: bool) -> 
     unknown = [wall for wall in walls if wall not in WALLS]
     if unknown:
         fail(f"{unknown[0]!r} is not a wall: {', '.join(WALLS)}.", ExitCode.USAGE)
-    of_runtimes = ("container", "gateway")
-    if runtime is not None and walls and not {*of_runtimes} & {*walls}:
+    if runtime is not None and walls and not {*IN_DOCKER} & {*walls}:
         fail("--runtime needs the container wall, or the gateway.", ExitCode.USAGE)
-    chosen = tuple(walls) or (WALLS if runtime is None else of_runtimes)
+    chosen = tuple(walls) or (WALLS if runtime is None else IN_DOCKER)
     try:
         scorecard = anyio.run(_attack_until_told, chosen, runtime, quick)
     except BaitFailed as failed:

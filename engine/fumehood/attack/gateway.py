@@ -15,7 +15,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs, urlsplit
 
 from fumehood.attack.bait import VARIABLE
-from fumehood.attack.targets import Standing, Target, container_target
+from fumehood.attack.targets import Standing, Target
 from fumehood.core.errors import EngineError, PermissionDenied
 from fumehood.gateway.service import ENVIRONMENT, Gateway
 from fumehood.gateway.settings import GatewaySettings
@@ -24,21 +24,17 @@ from fumehood.policy.model import CallFacts, Decision, Verdict
 from fumehood.redaction.redactor import Redactor
 from fumehood.registry.secrets import SecretBindings, SecretSettings
 from fumehood.sandbox.connections import Connections
-from fumehood.sandbox.container.docker_api import Docker
-from fumehood.sandbox.container.supply import FindImage
 from fumehood.sandbox.streams import Stream
 from fumehood.sandbox.wall import RunSinks
 
 
-def gateway_target(runtime: str, docker: Docker, find_image: FindImage) -> Target:
-    """Return the gateway as a target. The attacking programs run in containers of the Docker
-    runtime `runtime`.
+def gateway_target(containers: Target) -> Target:
+    """Return the gateway as a target. The attacking programs run in `containers`.
 
     The gateway's settings name two hosts: a service on this machine, and `localhost`. Only the
     service may have an address that is not public. Therefore, the gateway must refuse requests to
     `localhost`.
     """
-    containers = container_target(runtime, docker, find_image)
 
     @asynccontextmanager
     async def opened() -> AsyncIterator[Standing]:

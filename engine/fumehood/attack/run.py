@@ -33,7 +33,7 @@ from fumehood.attack.targets import Standing, Target
 from fumehood.core.errors import EndedBy, EngineError
 from fumehood.core.identity import TrustDomain
 from fumehood.core.limits import CONTAINER_PROCESSES, MB, Limits
-from fumehood.sandbox.container.docker_api import DockerError
+from fumehood.sandbox.container.runtime import RuntimeFault
 from fumehood.sandbox.container.spec import GUEST_PROCESSES, GVISOR_MEMORY_MB
 from fumehood.sandbox.settings import GUEST_MB
 from fumehood.sandbox.wall import RunEnding
@@ -156,7 +156,7 @@ async def _say_hello(name: str, standing: Standing) -> None:
                 ending = await lease.run(
                     language.value, arguments_of(language, HELLO[language.value]), limits
                 )
-    except (EngineError, DockerError) as error:
+    except (EngineError, RuntimeFault) as error:
         raise CannotTry(error.message, getattr(error, "remedy", cure)) from None
     except TimeoutError:
         raise CannotTry("Its first program did not end.", cure) from None
@@ -202,7 +202,7 @@ class _Trial:
         try:
             if not self.why_untried:
                 await self._run()
-        except (EngineError, DockerError) as error:
+        except (EngineError, RuntimeFault) as error:
             if self.ended is not None:
                 self.looked.faults.append(f"nothing ran after it: {error.message}")
             else:
@@ -237,7 +237,7 @@ class _Trial:
 
         Raises:
             EngineError: the wall refused to run a program.
-            DockerError: Docker could not be queried.
+            RuntimeFault: Docker could not be queried.
         """
         attack, bait = self.attack, self.bait
         if attack.before is not None:
@@ -303,7 +303,7 @@ async def looking(
     the results, which are complete after the block. `wanted` are the checks to make.
 
     Raises:
-        DockerError: Docker could not be queried.
+        RuntimeFault: Docker could not be queried.
     """
     looked = Looked()
     async with AsyncExitStack() as stack:

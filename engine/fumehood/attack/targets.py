@@ -2,49 +2,37 @@
 
 Host side. Every host should have the jail, the container wall with each runtime that is registered
 in Docker, and the gateway. The interpreter and gVisor are optional: if one is missing, the
-scorecard shows it as absent. Invariants: a wall is created for one run of the attacks, as small as
+scorecard shows it as absent. Without the part `docker`, the container wall and the gateway are
+absent. Invariants: a wall is created for one run of the attacks, as small as
 possible, and removed afterwards; if a wall cannot be created, the reason and the remedy are
 reported.
 """
 
 from __future__ import annotations
 
-import os
-import secrets
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from importlib.util import find_spec
-from typing import Any
+from typing import TYPE_CHECKING
 
 from fumehood.attack.attack import JAILED, Language
 from fumehood.attack.scorecard import Verdict, WallCard
-from fumehood.core.limits import MIN_CONTAINER_MB
-from fumehood.sandbox.container.docker_api import QUICK_S, Docker, DockerError
-from fumehood.sandbox.container.spec import GUEST_COMMAND, LABEL_ENGINE
-from fumehood.sandbox.container.supply import FindImage, Making, image_finder
-from fumehood.sandbox.container.wall import ContainerWall
 from fumehood.sandbox.process.wall import JAIL_SPARES, JailWall, ProcessWall
-from fumehood.sandbox.settings import ContainerSettings, EngineIdentity, LanguageImages
 from fumehood.sandbox.wall import NO_SINKS, RunSinks, Wall
 
-WALLS = ("interpreter", "jail", "container", "gateway")
+if TYPE_CHECKING:
+    from fumehood.attack.containers import Containers
+
+IN_DOCKER = ("container", "gateway")
+WALLS = ("interpreter", "jail", *IN_DOCKER)
 OF_PARTS = frozenset(WALLS) - {"jail", "container"}
 """Walls of parts. Each part's package has the name of its wall."""
-OFFERED = ("runsc",)
-ALIASES = ("io.",)
-"""Prefix of other names for the same runtimes: containerd's `io.containerd.runc.v2` is also
-runc."""
-
-NOT_REGISTERED = "Docker has no runtime of this name."
-REGISTER = (
-    "Install it and register it in Docker's configuration (daemon.json, runtimes), if you want it."
-)
 
 
 def _absent(wall: str) -> WallCard:
-    return WallCard(wall, None, Verdict.ABSENT, f"This engine has no {wall}.", "", 0.0, ())
+    return WallCard(wall, None, Verdict.ABSENT, f"This engine has no wall {wall!r}.", "", 0.0, ())
 
 
 async def targets_of(
@@ -57,92 +45,29 @@ async def targets_of(
     the variables that set Docker's address.
     """
     absent = {wall for wall in OF_PARTS.intersection(walls) if not find_spec(f"fumehood.{wall}")}
+    if not find_spec("fumehood.docker"):
+        absent |= set(IN_DOCKER).intersection(walls)
     walls = [wall for wall in walls if wall not in absent]
     found: list[Target | WallCard] = [_absent(wall) for wall in sorted(absent)]
     if "interpreter" in walls:
         found.append(interpreter_target())
     if "jail" in walls:
         found.append(jail_target())
-    docker = Docker(environment)
+    # Not at the top: these need Docker, and TLS.
     if "container" in walls:
-        found += await _containers(docker, runtime, "container", container_target)
-    if "gateway" in walls:
-        from fumehood.attack.gateway import gateway_target  # not at the top: it needs TLS
+        from fumehood.attack.containers import targets_in_docker
 
-        found += await _containers(docker, runtime, "gateway", gateway_target)
+        found += await targets_in_docker(environment, runtime, "container", lambda target: target)
+    if "gateway" in walls:
+        from fumehood.attack.containers import targets_in_docker
+        from fumehood.attack.gateway import gateway_target
+
+        found += await targets_in_docker(environment, runtime, "gateway", gateway_target)
     return found
 
 
-async def _containers(
-    docker: Docker,
-    wanted: str | None,
-    wall: str,
-    target: Callable[[str, Docker, FindImage], Target],
-) -> list[Target | WallCard]:
-    try:
-        registered = [
-            str(name)
-            for name in (await docker.info()).get("Runtimes") or {}
-            if not str(name).startswith(ALIASES)
-        ]
-    except DockerError as error:
-        return [WallCard(wall, wanted, Verdict.UNTRIED, error.message, error.remedy, 0.0, ())]
-    if wanted is not None:
-        # It was requested by name, so a missing one is reported like a missing wall.
-        return [target(wanted, docker, find_image)]
-    return [
-        *(target(name, docker, find_image) for name in sorted(registered)),
-        *(
-            WallCard(wall, name, Verdict.ABSENT, NOT_REGISTERED, REGISTER, 0.0, ())
-            for name in OFFERED
-            if name not in registered
-        ),
-    ]
-
-
-find_image = image_finder()
-
-IMAGE = "python"
 PROCESS_WALL_MB = 64
 """Megabytes of memory for a program in the interpreter or the jail."""
-
-CONTAINER_LIFETIME_S = 300
-"""Seconds after which a container's guest ends itself, even if this process was killed."""
-
-
-@dataclass(frozen=True, slots=True)
-class Containers:
-    """Queries Docker about the containers of one wall."""
-
-    docker: Docker
-    engine_id: str
-
-    async def names(self) -> frozenset[str]:
-        """Return the names of the running containers. Raises DockerError."""
-        found = await self.docker.list(f"{LABEL_ENGINE}={self.engine_id}")
-        return frozenset(one.name for one in found if one.state == "running")
-
-    async def configs(self) -> tuple[dict[str, Any], ...]:
-        """Return Docker's `HostConfig`, which contains the limits, of each running container.
-        Raises DockerError.
-        """
-        found = [await self._ask("inspect_container", name) for name in await self.names()]
-        return tuple(one["HostConfig"] for one in found)
-
-    async def changes(self) -> dict[str, frozenset[str]]:
-        """Return, by container name, the paths that changed in the file system of each running
-        container. Raises DockerError.
-        """
-        changes = {}
-        for name in await self.names():
-            found = await self._ask("diff", name)
-            changes[name] = frozenset(str(one["Path"]) for one in found or ())
-        return changes
-
-    async def _ask(self, what: str, name: str) -> Any:
-        return await self.docker.ask(
-            "inspect a container", lambda client: getattr(client, what)(name), QUICK_S
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,45 +148,3 @@ async def _opened(
 ) -> AsyncIterator[Standing]:
     async with make() as wall:
         yield Standing(wall, hello, PROCESS_WALL_MB, lambda: wall.guest_pid, standing)
-
-
-def container_target(
-    runtime: str,
-    docker: Docker,
-    find_image: FindImage,
-    *,
-    command: tuple[str, ...] | None = None,
-) -> Target:
-    """Return the container wall with one runtime as a target. The wall uses containers of the
-    smallest size, creates a separate one for each trust domain, and starts none in advance.
-    """
-    is_gvisor = runtime.split("-")[0] == "runsc"
-
-    @asynccontextmanager
-    async def opened() -> AsyncIterator[Standing]:
-        engine_id = secrets.token_hex(16)
-        # Start none in advance, so that Docker reports only containers made for attacks.
-        settings = ContainerSettings(
-            images=LanguageImages(python=IMAGE, shell=IMAGE, javascript=IMAGE),
-            runtime=runtime,
-            memory_mb=MIN_CONTAINER_MB,
-            pool_min=0,
-            pool_max=4,
-            lifetime_seconds=CONTAINER_LIFETIME_S,
-        )
-        identity = EngineIdentity(engine_id, engine_id)
-        async with ContainerWall(
-            settings, docker, find_image, identity, making=Making(command or GUEST_COMMAND)
-        ) as wall:
-            yield Standing(
-                wall,
-                Language.PYTHON,
-                MIN_CONTAINER_MB,
-                containers=Containers(docker, engine_id),
-                # Other users' process names can be read unless /proc is mounted with hidepid.
-                sees_processes=docker.is_local
-                and not is_gvisor
-                and os.access("/proc/1/comm", os.R_OK),
-            )
-
-    return Target("container", opened, runtime, is_gvisor)

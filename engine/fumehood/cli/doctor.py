@@ -3,8 +3,7 @@
 The checks of authority (approvers, policy, audit key, secrets, and checks that parts add) read the
 state directory and the configured files directly, and write nothing. No running engine is needed.
 If the command runs as a user other than the engine's, these checks only report that nothing could
-be read. Without Docker, everything except containers works, so no finding about Docker has the
-verdict `missing`.
+be read.
 """
 
 from __future__ import annotations
@@ -14,18 +13,17 @@ import os
 import platform
 import shutil
 import textwrap
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, closing, suppress
-from dataclasses import asdict, replace
-from datetime import UTC, datetime, timedelta
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, suppress
+from dataclasses import asdict
+from datetime import UTC, datetime
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from inspect import signature
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import anyio
-import psutil
 import typer
 from sqlalchemy import Connection
 
@@ -40,7 +38,7 @@ from fumehood.core.errors import EngineError
 from fumehood.core.escaping import printable, visible
 from fumehood.core.identity import Scope
 from fumehood.core.json_types import JsonObject
-from fumehood.core.limits import MB, Limit
+from fumehood.core.limits import Limit
 from fumehood.core.part import Check, Options, Part, PartError, imported, placed
 from fumehood.core.tool import ToolDefinition
 from fumehood.identity.approvers import all_approvers, cure_of_none
@@ -51,19 +49,7 @@ from fumehood.policy.model import PolicyError
 from fumehood.registry.definitions import parse_definition
 from fumehood.registry.registrations import all_definitions
 from fumehood.registry.secrets import SecretBindings
-from fumehood.sandbox.container.docker_api import (
-    DockerError,
-    HostCheck,
-    docker_host,
-    host_checks,
-    may_swap,
-    open_docker,
-    typed_errors,
-)
-from fumehood.sandbox.images.catalog import Image, list_images, newest_own
-from fumehood.sandbox.images.recipe import image_names
 from fumehood.sandbox.process.wall import JailWall, ProcessWall
-from fumehood.sandbox.settings import ContainerSettings, SessionSettings
 from fumehood.sandbox.wall import WallStatus
 from fumehood.storage.audit_chain import head_of, key_id_after
 from fumehood.storage.audit_keys import CURRENT, all_keys
@@ -76,8 +62,6 @@ GROUPS = {
     "Engine": ("configuration", "state directory", "daemon", "circuits"),
     "Authority": (),
     "Limits": ("jail:",),
-    "Docker": ("docker", "docker:"),
-    "Images": ("image:",),
     "Tools": ("tools", "tools directory"),
 }
 """Maps the title of a group to the names of its checks. A name that ends in a colon is a prefix of
@@ -182,7 +166,6 @@ def _examine(socket: Path | None) -> Iterator[Finding]:
     groups: dict[str, Callable[[], Iterable[Finding]]] = {
         "Authority": lambda: authority_findings(config, offline),
         "Limits": lambda: _limits(config),
-        "Docker": lambda: docker_findings(config.container, config.sessions, config.own_images),
         "Tools": lambda: _tools(offline),
     }
     own = [check for check in _checks_of_parts() if check.group is not None]
@@ -353,8 +336,8 @@ def _groups(findings: Sequence[Finding]) -> Iterator[str]:
     own = [check for check in _checks_of_parts() if check.group is not None]
     more = {"Host": libraries(), "Authority": authority_checks()}
     for title in _titles(tuple(GROUPS), own):
-        added = (check.name for check in own if check.group == title)
-        begins = {*GROUPS.get(title, ()), *more.get(title, ()), *added}
+        added = [check.name for check in own if check.group == title]
+        begins = {*GROUPS.get(title, ()), *more.get(title, ()), *added, *(f"{a}:" for a in added)}
         members = [one for one in findings if "".join(one.check.partition(":")[:2]) in begins]
         well = [one.check.partition(": ")[2] or one.check for one in members if one.verdict == "ok"]
         if well and title == "Limits":
@@ -378,15 +361,6 @@ def _wrapped(text: str) -> str:
 
 CHECKS = ("approvers", "policy", "audit key", "secrets")
 """The names of the built-in checks of authority, in display order. Parts can add checks."""
-
-JsonMapping = Mapping[str, Any]
-
-MAX_IMAGE_AGE = timedelta(days=30)
-CONTAINER_BYTES = (512 + 32) * MB
-"""The memory that a container with default limits can use, including the guest's overhead."""
-
-COMPONENTS = ("containerd", "runc")
-"""Components of Docker whose versions are shown."""
 
 
 def authority_findings(config: Config, offline: Offline) -> Iterator[Finding]:
@@ -526,83 +500,3 @@ def _has_database(config: Config) -> bool:
 
 def _reading(config: Config) -> AbstractContextManager[Connection]:
     return reading(config.state_directory, config.state.secret_url)
-
-
-def docker_findings(
-    settings: ContainerSettings, sessions: SessionSettings, own: Path | None = None
-) -> Iterator[Finding]:
-    """Check Docker, the images, and the names of images in the configuration.
-
-    If Docker is unavailable, yield only one finding with the reason. `own` is the directory of the
-    operator's own images.
-    """
-    try:
-        with closing(open_docker()) as client, typed_errors():
-            version, info = client.version(), client.info()
-            images = {name: list_images(client, name, own=own) for name in image_names(own=own)}
-    except DockerError as error:
-        words = f"{error} Containers are unavailable."
-        yield Finding("docker", "warning", words, error.remedy)
-        return
-    local = docker_host().startswith("unix://")
-    system, *others = host_checks(info, runtime=settings.runtime, has_swap=may_swap(is_local=local))
-    yield _host_finding("docker", replace(system, found=_engine(version)))
-    yield from (_host_finding(f"docker: {check.name}", check) for check in others)
-    used = {f"container.images.{language}": name for language, name in settings.images}
-    used["sessions.image"] = sessions.image
-    for name, found_images in images.items():
-        is_used = name in used.values()
-        yield image_finding(name, found_images, datetime.now(UTC), is_used=is_used)
-    for setting, name in used.items():
-        if name not in images:
-            remedy = f"Set {setting} to an existing image: {', '.join(images)}."
-            yield Finding(f"image: {name}", "warning", "no image has this name", remedy)
-    if local:
-        yield _memory()
-
-
-def _host_finding(name: str, check: HostCheck) -> Finding:
-    if check.unfit is None:
-        return Finding(name, "ok", check.found)
-    return Finding(name, "warning", check.unfit.message, check.unfit.remedy)
-
-
-def _engine(version: JsonMapping) -> str:
-    parts = {str(part.get("Name")): part.get("Version") for part in version.get("Components") or ()}
-    known = "".join(f", {name} {parts[name]}" for name in COMPONENTS if parts.get(name))
-    return f"{version.get('Version')}, API {version.get('ApiVersion')}{known}"
-
-
-def image_finding(
-    name: str, images: list[Image], now: datetime, *, is_used: bool = True
-) -> Finding:
-    """Return a finding on whether an image exists, fits this engine's version, and is not too old.
-
-    If `is_used` is False, the configuration does not use the image, so a missing image is no
-    problem.
-    """
-    check, build = f"image: {name}", f"fumehood images build {name}"
-    own = newest_own(images)
-    if own is None:
-        found = "built by another version of the engine" if images else "not built"
-        if not is_used:
-            return Finding(
-                check, "ok", f"{found}, not used by the configuration", f"To build it: {build}"
-            )
-        return Finding(check, "warning", found, f"Build it: {build}")
-    age = now - own.packages_from
-    words = f"{own.id[:19]}, {own.packages} packages, {max(0, age.days)} days old"
-    if age > MAX_IMAGE_AGE:
-        return Finding(
-            check, "warning", f"{words}; security updates are missing", f"{build} --force"
-        )
-    return Finding(check, "ok", words)
-
-
-def _memory() -> Finding:
-    check, free = "docker: memory", psutil.virtual_memory().available
-    room, found = free // CONTAINER_BYTES, f"{free // MB} MB free"
-    if room >= 1:
-        return Finding(check, "ok", f"{found}: room for {room} containers of 512 MB at their limit")
-    remedy = "Free memory, or use smaller memory limits."
-    return Finding(check, "warning", f"{found}: not enough for one container of 512 MB", remedy)

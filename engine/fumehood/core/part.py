@@ -108,8 +108,9 @@ class Options:
 class Check:
     """A check that a part adds to `fumehood doctor`.
 
-    `function` takes the configuration and yields `Finding`s. `group` is the title of the group in
-    which the findings are shown. If `group` is given, every user runs the check.
+    `function` takes the configuration and yields `Finding`s. The name of each is `name`, or begins
+    with `name` and a colon. `group` is the title of the group in which the findings are shown. If
+    `group` is given, every user runs the check.
 
     If `group` is None, the findings are shown in the built-in group `Authority`, after the findings
     of the check that `after` names. If `group` is a new group, this group is shown after the group

@@ -39,6 +39,8 @@ from pathlib import Path
 import docker
 
 from fumehood.core.names import IMAGE_NAME
+from fumehood.docker.api import DockerError, typed_errors
+from fumehood.docker.images import list_images
 from fumehood.images import unpacking
 from fumehood.images.archive import add_file, guest_archive
 from fumehood.images.index import PackagesRefused, fetch, resolve
@@ -52,7 +54,6 @@ from fumehood.images.rootfs import (
     make_root_from_base,
     run_program,
 )
-from fumehood.sandbox.container.docker_api import DockerError, typed_errors
 from fumehood.sandbox.images.catalog import (
     BASE,
     GUEST,
@@ -68,7 +69,6 @@ from fumehood.sandbox.images.catalog import (
     ROOT,
     Image,
     layer_tag,
-    list_images,
 )
 from fumehood.sandbox.images.recipe import (
     ABOUT,

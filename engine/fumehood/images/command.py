@@ -22,6 +22,8 @@ from fumehood.cli.show import Column, show_json, show_table, wants_json
 from fumehood.core.escaping import visible
 from fumehood.core.json_types import JsonObject
 from fumehood.core.names import did_you_mean
+from fumehood.docker.api import DockerError, open_docker, typed_errors
+from fumehood.docker.images import list_images
 from fumehood.images.build import (
     DEADLINE_S,
     Built,
@@ -36,8 +38,7 @@ from fumehood.images.build import (
 from fumehood.images.removal import idle_roots, images_of, remove_unused, useless, users_of
 from fumehood.images.rootfs import ImageBuildError, build_error
 from fumehood.protocol.strict_json import BYTE_ORDER_MARK
-from fumehood.sandbox.container.docker_api import DockerError, open_docker, typed_errors
-from fumehood.sandbox.images.catalog import Image, list_images
+from fumehood.sandbox.images.catalog import Image
 from fumehood.sandbox.images.recipe import (
     Recipe,
     UnknownImage,

@@ -21,16 +21,17 @@ import anyio
 from fumehood.core.errors import InvalidParams, SandboxUnavailable
 from fumehood.core.fair_share import FairShare
 from fumehood.core.limits import MB, remember
-from fumehood.images.settings import PackageSettings
-from fumehood.sandbox.bounded_threads import Answer, BoundedThreads
-from fumehood.sandbox.container.additions import ImageMaker
-from fumehood.sandbox.container.docker_api import (
+from fumehood.docker.api import (
     QUICK_S,
     Docker,
     DockerError,
     open_docker,
     typed_errors,
 )
+from fumehood.images.settings import PackageSettings
+from fumehood.sandbox.bounded_threads import Answer, BoundedThreads
+from fumehood.sandbox.container.additions import ImageMaker
+from fumehood.sandbox.container.runtime import Runtime
 from fumehood.sandbox.wall import OnEvent, try_later
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ other requests before that.
 
 
 def new_layers(
-    settings: PackageSettings, docker: Docker, own: Path, state: Path | None, on_event: OnEvent
+    settings: PackageSettings, runtime: Runtime, own: Path, state: Path | None, on_event: OnEvent
 ) -> PackageLayers:
     """Return a new `PackageLayers` for one container wall.
 
@@ -65,7 +66,7 @@ def new_layers(
     with `partial`, this function has the type `NewImageMaker`.
     """
     cache = state / "wheels" if state is not None else None
-    return PackageLayers(settings, docker, own, cache, on_event)
+    return PackageLayers(settings, runtime, own, cache, on_event)
 
 
 class PackageLayers(ImageMaker):
@@ -79,13 +80,13 @@ class PackageLayers(ImageMaker):
     def __init__(
         self,
         settings: PackageSettings,
-        docker: Docker,
+        runtime: Runtime,
         own: Path,
         cache: Path | None,
         on_event: OnEvent,
     ) -> None:
         self._settings = settings
-        self._docker = docker
+        self._runtime = runtime
         self._own = own
         self._cache = cache
         self._on_event = on_event
@@ -137,8 +138,8 @@ class PackageLayers(ImageMaker):
             await self._in_thread(lambda: self._make(base, lock))
 
     def _make(self, base: Image, text: str) -> None:
+        from fumehood.docker.images import find_layer
         from fumehood.images import build, index, removal
-        from fumehood.sandbox.images.catalog import find_layer
         from fumehood.sandbox.images.recipe import parse_lock, read_recipe
 
         most_bytes = self._settings.max_mb * MB
@@ -232,11 +233,11 @@ class PackageLayers(ImageMaker):
         return try_later("The packages could not be installed. The engine's log says why.")
 
     async def sweep(self) -> None:
-        """Remove build containers that a killed build has left behind. Raises DockerError."""
-        if self._settings.allow:
+        """Remove build containers that a killed build has left behind. Raises RuntimeFault."""
+        if self._settings.allow and isinstance(self._runtime, Docker):
             from fumehood.images.build import sweep_builders
 
-            await self._docker.ask("list containers", sweep_builders, QUICK_S)
+            await self._runtime.ask("list containers", sweep_builders, QUICK_S)
 
 
 def _resolve(image: Image, asked: str, own: Path, cache: Path | None) -> Lock:

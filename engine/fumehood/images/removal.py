@@ -15,13 +15,13 @@ from pathlib import Path
 import docker
 from docker.errors import APIError, NotFound
 
+from fumehood.docker.images import list_images
 from fumehood.sandbox.images.catalog import (
     LAYER_BASE,
     LAYERS,
     RECIPE,
     REPOSITORY,
     ROOT,
-    list_images,
 )
 from fumehood.sandbox.images.recipe import (
     Recipe,

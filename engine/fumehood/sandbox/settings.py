@@ -24,6 +24,7 @@ from fumehood.parts import missing_options
 
 if TYPE_CHECKING:
     from fumehood.sandbox.container.additions import NewImageMaker
+    from fumehood.sandbox.container.runtime import NewRuntime
 
 GUEST_MB = 32
 """Memory of the guest, in MB, in an image without preloaded modules. A container has it in addition
@@ -261,6 +262,8 @@ class WallSettings:
     """The fraction of all containers, rounded up, that one principal's calls may use. On a node,
     the fraction is 1, because the engine divides the slots of nodes.
     """
+    runtime: NewRuntime | None = None
+    """Creates what runs the containers. None if nothing does."""
     image_maker: NewImageMaker | None = None
     """Creates the object that adds packages and the like to images. None if nothing can be added to
     images.

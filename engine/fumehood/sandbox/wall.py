@@ -333,8 +333,8 @@ REMOVE_S = 10.0
 class AttachedProgram:
     """A running program that the operator has configured, in a separate container without a guest.
 
-    `reader` reads the program's standard output and error, as multiplexed by Docker. `writer`
-    writes to the program's standard input.
+    `reader` reads the program's standard output, and `writer` writes to its standard input. `said`
+    returns the end of what the program has written to standard error so far.
 
     If the container has a network, both are connected to the container's front instead. A front is
     a process that starts the program and passes its data on.
@@ -342,10 +342,11 @@ class AttachedProgram:
 
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
+    said: Callable[[], bytes]
     remove: Callable[[], Awaitable[None]]
 
     async def stop(self) -> None:
-        """End the program by removing its container. If Docker does not respond in time, the
+        """End the program by removing its container. If the runtime does not respond in time, the
         container is removed later, when the wall looks for leftover containers.
         """
         with anyio.CancelScope(shield=True):
@@ -369,7 +370,7 @@ class OpensPrograms(Protocol):
 
         Raises:
             ImageMissing: the image does not exist.
-            SandboxUnavailable: Docker cannot be used, or failed.
+            SandboxUnavailable: the container runtime cannot be used, or failed.
         """
 
 
@@ -390,7 +391,7 @@ class HasImages(ABC):
 
     @abstractmethod
     async def look_again(self) -> None:
-        """Query Docker for the images again, and wait a bounded time for the result.
+        """Query the container runtime for the images again, and wait a bounded time for the result.
 
         Concurrent callers may share one query. A caller never gets the result of a query that began
         before its call.
@@ -415,7 +416,7 @@ class HasImages(ABC):
         added to it.
 
         Raises:
-            SandboxUnavailable: the image does not exist, or Docker cannot be queried.
+            SandboxUnavailable: the image does not exist, or the runtime cannot be queried.
         """
 
 

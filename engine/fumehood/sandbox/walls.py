@@ -6,7 +6,6 @@ Host side, used by `compose`.
 
 from __future__ import annotations
 
-import os
 import secrets
 from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
@@ -22,8 +21,8 @@ from fumehood.core.status import WallReadiness
 from fumehood.observe.log import Logger
 from fumehood.sandbox.container.additions import Additions
 from fumehood.sandbox.container.disks import Disks
-from fumehood.sandbox.container.docker_api import Docker
-from fumehood.sandbox.container.supply import Making, image_finder
+from fumehood.sandbox.container.runtime import NoRuntime, Runtime
+from fumehood.sandbox.container.supply import Making
 from fumehood.sandbox.container.wall import ContainerWall
 from fumehood.sandbox.host import Host
 from fumehood.sandbox.process.wall import JailWall, ProcessWall
@@ -220,29 +219,32 @@ def container_wall(
 ) -> ContainerWall:
     """Create the wall for containers on this machine.
 
-    If `eager` is True, the wall queries Docker when it starts, because an earlier engine with the
-    same state may have left containers behind. Otherwise, the wall queries Docker at the first call
-    that needs a container.
+    If `eager` is True, the wall queries the runtime when it starts, because an earlier engine with
+    the same state may have left containers behind. Otherwise, the wall queries the runtime at the
+    first call that needs a container.
 
     Raises:
-        PartError: the image maker cannot be created.
+        PartError: the runtime or the image maker cannot be created.
     """
-    docker, maker = Docker(os.environ), None
+    runtime: Runtime = NoRuntime()
+    if settings.runtime is not None:
+        with named_faults("The container runtime could not be made"):
+            runtime = settings.runtime(settings.own_images)
+    maker = None
     if settings.image_maker is not None:
         with named_faults("What adds to images could not be made"):
-            maker = settings.image_maker(docker, settings.own_images, state, on_event)
+            maker = settings.image_maker(runtime, settings.own_images, state, on_event)
     return ContainerWall(
         settings.container,
-        docker,
-        image_finder(settings.own_images),
+        runtime,
         _identity(state, on_event),
         making=Making(
             held_s=settings.longest_session_s,
             held_with_disk_s=settings.longest_with_disk_s,
             orphan_s=settings.orphan_s,
         ),
-        additions=Additions(docker, maker),
-        disks=Disks(state / "disks" if state is not None else None, docker, on_event),
+        additions=Additions(runtime, maker),
+        disks=Disks(state / "disks" if state is not None else None, runtime, on_event),
         eager=eager,
         part_of_one=settings.part_of_one,
         on_event=on_event,

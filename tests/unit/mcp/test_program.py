@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import socket
-import struct
 from collections.abc import Callable
 
 import anyio
@@ -34,8 +33,7 @@ class Front:
 
     async def send(self, kind: str, segment: Segment, run_id: int = FRONT_RUN) -> None:
         frame = StreamFrame(kind, run_id, segment.encode()).encode()
-        record = struct.pack("!BxxxI", 1, len(frame)) + frame
-        await asyncio.get_running_loop().sock_sendall(self._end, record)
+        await asyncio.get_running_loop().sock_sendall(self._end, frame)
 
 
 async def begun(on_open: Callable[[Connection], None]) -> tuple[NetworkedProgram, Front]:
@@ -45,7 +43,7 @@ async def begun(on_open: Callable[[Connection], None]) -> tuple[NetworkedProgram
     async def remove() -> None:
         its.close()
 
-    program = ContainerProgram(AttachedProgram(reader, writer, remove))
+    program = ContainerProgram(AttachedProgram(reader, writer, bytes, remove))
     front = Front(its)
     network = Stream(StreamKind("network", "trust"), lambda port: Connections(port, on_open))
     behind = NetworkedProgram(program, network)

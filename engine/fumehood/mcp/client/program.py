@@ -20,7 +20,6 @@ from fumehood.protocol import framing
 from fumehood.protocol.connections import MAX_SEGMENT_BYTES
 from fumehood.protocol.streams import FRONT_RUN, MAX_HEAD_BYTES, StreamFrame
 from fumehood.sandbox.connections import Connection, Connections
-from fumehood.sandbox.container.channel import STDOUT, Demultiplexer
 from fumehood.sandbox.streams import MAX_UNREAD_BYTES, Dial, Stream, StreamEnd
 from fumehood.sandbox.wall import CHUNK_BYTES, AttachedProgram, rest_after
 
@@ -29,39 +28,25 @@ STANDARD = "stdio"
 which carries the program's standard input and output.
 """
 
-SAID_BYTES = 2000
-"""Maximum number of bytes, from the end of a program's standard error, that are logged."""
-
 
 class ContainerProgram:
-    """The standard streams of a program in a container. `said` is the last part of what the program
-    has written to standard error.
-    """
+    """The standard streams of a program in a container."""
 
     def __init__(self, attached: AttachedProgram) -> None:
-        self.said = b""
         self._attached = attached
         self._reader = attached.reader
         self._writer = attached.writer
-        self._parts = Demultiplexer()
+
+    @property
+    def said(self) -> bytes:
+        """The end of what the program has written to standard error so far."""
+        return self._attached.said()
 
     async def read(self) -> bytes:
         """Return the next bytes of the program's standard output. At the end of the output, return
         empty bytes.
         """
-        while chunk := await self._reader.read(CHUNK_BYTES):
-            found = b""
-            try:
-                for stream, piece in self._parts.feed(chunk):
-                    if stream == STDOUT:
-                        found += piece
-                    else:
-                        self.said = (self.said + piece)[-SAID_BYTES:]
-            except framing.FrameError:
-                return b""
-            if found:
-                return found
-        return b""
+        return await self._reader.read(CHUNK_BYTES)
 
     async def write(self, data: bytes) -> None:
         """Write to the program's standard input.

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 from fumehood.core.errors import InvalidParams, SandboxUnavailable
 from fumehood.core.limits import remember
-from fumehood.sandbox.container.docker_api import QUICK_S, Docker, DockerError
+from fumehood.sandbox.container.runtime import Runtime, RuntimeFault
 from fumehood.sandbox.wall import OnEvent, try_later
 
 if TYPE_CHECKING:
@@ -54,8 +54,8 @@ class ImageMaker(ABC):
 
     @abstractmethod
     async def make(self, base: Image, lock: str) -> None:
-        """Make an image that adds what `lock` names to the image `base`. Afterwards, `find_layer`
-        of the catalog finds the new image.
+        """Make an image that adds what `lock` names to the image `base`. Afterwards,
+        `Runtime.find_layer` finds the new image.
 
         Raises:
             InvalidParams: something that the lock names is no longer available.
@@ -65,14 +65,14 @@ class ImageMaker(ABC):
     @abstractmethod
     async def sweep(self) -> None:
         """Remove what is left of the maker's interrupted work. The wall calls this regularly.
-        Raises DockerError.
+        Raises RuntimeFault.
         """
 
 
-NewImageMaker = Callable[[Docker, Path, Path | None, OnEvent], ImageMaker]
-"""Creates the maker for a container wall. It receives Docker, the folder of the recipes that the
-operator wrote, the directory for the engine's state, and a receiver of events. It can be pickled,
-because each node of an engine creates its own maker.
+NewImageMaker = Callable[[Runtime, Path, Path | None, OnEvent], ImageMaker]
+"""Creates the maker for a container wall. It receives the runtime, the folder of the recipes that
+the operator wrote, the directory for the engine's state, and a receiver of events. It can be
+pickled, because each node of an engine creates its own maker.
 """
 
 
@@ -81,8 +81,8 @@ class Additions:
     `maker` is None, no image can be made, and only images that already exist can be used.
     """
 
-    def __init__(self, docker: Docker, maker: ImageMaker | None = None) -> None:
-        self._docker = docker
+    def __init__(self, runtime: Runtime, maker: ImageMaker | None = None) -> None:
+        self._runtime = runtime
         self._maker = maker
         self._locks: OrderedDict[str, str] = OrderedDict()
         """Name of an image with additions → its lock."""
@@ -142,17 +142,12 @@ class Additions:
         return replace(base, name=name, id=layer, base=base.id)
 
     async def _find(self, base: str, lock: str) -> str | None:
-        # Imported here, because it loads Docker's package, which an engine without Docker must not.
-        from fumehood.sandbox.images.catalog import find_layer
-
         try:
-            return await self._docker.ask(
-                "find an image", lambda client: find_layer(client, base, lock), QUICK_S
-            )
-        except DockerError as error:
+            return await self._runtime.find_layer(base, lock)
+        except RuntimeFault as error:
             raise try_later(f"{error.message} {error.remedy}") from None
 
     async def sweep(self) -> None:
-        """Remove what is left of the maker's interrupted work. Raises DockerError."""
+        """Remove what is left of the maker's interrupted work. Raises RuntimeFault."""
         if self._maker is not None:
             await self._maker.sweep()

@@ -1,4 +1,4 @@
-"""The channel to the guest of one container: the attached stream, decoded to frames.
+"""The channel to the guest of one container: what it writes, decoded to frames.
 
 Host side, used by `container`. All input of the channel is untrusted. Sizes are checked before
 anything is kept. Frames are parsed strictly and accepted only in the protocol's order, and the
@@ -9,10 +9,6 @@ inside it.
 
 During a run, the guest first sends output and files, then the run's ending, and then whether the
 container is clean again. The caller waits only until the ending.
-
-Docker multiplexes the guest's two output streams into one, in records with a header of eight bytes.
-No more than one header is buffered. The bytes of a record are passed on as they arrive, whatever
-its length.
 
 A Python program that imports only the standard library runs in a process without the image's
 preloaded modules. If the host chooses wrongly, only speed is affected: if the modules are needed
@@ -30,9 +26,8 @@ from __future__ import annotations
 import asyncio
 import io
 import re
-import struct
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
@@ -66,6 +61,7 @@ from fumehood.protocol.container_frames import (
 from fumehood.protocol.framing import FrameError, whole_words
 from fumehood.protocol.messages import GuestProgress, GuestReady
 from fumehood.protocol.streams import NO_RUN, StreamFrame
+from fumehood.sandbox.container.runtime import Receiver
 from fumehood.sandbox.streams import Dial, K, Stream, StreamEnd, StreamKind, StreamPort
 from fumehood.sandbox.wall import (
     MAX_FRAME_BYTES,
@@ -94,14 +90,6 @@ reason follows.
 
 NOT_CLEAN_IN_TIME = "it was not clean in time"
 NOT_ENDED_IN_TIME = "it did not end a run in time"
-
-RECORD_HEADER = struct.Struct("!BxxxI")
-"""The header of a record: Docker's number of the stream, and the length of the record. *Source*:
-Docker Engine API, ContainerAttach, "Stream format".
-"""
-
-STDOUT, STDERR = 1, 2
-"""Docker's numbers of the output streams."""
 
 BEGINNING_CHARACTERS = 64 * 1024
 """Maximum number of characters of each output stream that are kept for the run's ending, if a sink
@@ -159,7 +147,7 @@ class ChannelListener(Protocol):
         """Called once when the channel has ended, after all other events. `why` is the reason."""
 
 
-class Channel(asyncio.Protocol):
+class Channel(Receiver):
     """The host's end of the channel to the guest of one container. After `dead` is set, the channel
     can no longer be used.
     """
@@ -186,7 +174,6 @@ class Channel(asyncio.Protocol):
         time.
         """
         self._clocks = clocks
-        self._demultiplexer = Demultiplexer()
         self._decoder = framing.Decoder(MAX_FRAME_BYTES)
         self._transport: asyncio.Transport | None = None
         self._runs = 0
@@ -340,7 +327,7 @@ class Channel(asyncio.Protocol):
         if self.listener is not None:
             self.listener.on_end(why)
 
-    # -- asyncio.Protocol -----------------------------------------------------------
+    # -- Receiver -------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self._transport = transport
@@ -348,23 +335,25 @@ class Channel(asyncio.Protocol):
             transport.abort()
 
     def data_received(self, chunk: bytes) -> None:
+        if self.dead.is_set():
+            return
         try:
-            for stream, piece in self._demultiplexer.feed(chunk):
+            for body in self._decoder.bodies(chunk):
+                self._on_frame(parse_container_body(body))
                 if self.dead.is_set():
                     return
-                if stream == STDERR:
-                    # For the log, limited to the length of an error message.
-                    self._complaint += piece[: MAX_MESSAGE_CHARACTERS - len(self._complaint)]
-                    continue
-                for body in self._decoder.bodies(piece):
-                    self._on_frame(parse_container_body(body))
-                    if self.dead.is_set():
-                        return
         except FrameError as error:
             self.end(f"{INVALID}{error}")
         else:
             if self._run is not None and self._run.brake is not None and self._transport:
                 self._run.brake.hold(self._transport.pause_reading, self._transport.resume_reading)
+
+    def errors_received(self, chunk: bytes) -> None:
+        # For the log, limited to the length of an error message.
+        self._complaint += chunk[: MAX_MESSAGE_CHARACTERS - len(self._complaint)]
+
+    def stream_broken(self, why: str) -> None:
+        self.end(f"{INVALID}{why}")
 
     def connection_lost(self, error: Exception | None) -> None:
         self.end(STREAM_ENDED)
@@ -752,46 +741,6 @@ def is_plain_path(path: str) -> bool:
     except UnicodeEncodeError:
         return False
     return "\0" not in path and all(name not in ("", ".", "..") for name in path.split("/"))
-
-
-# -- Docker's multiplexed stream -----------------------------------------------------------
-
-
-class Demultiplexer:
-    """Splits Docker's multiplexed stream into pieces of standard output and standard error. The
-    stream arrives in chunks.
-    """
-
-    def __init__(self) -> None:
-        self._header = bytearray()
-        self._stream = STDOUT
-        self._left = 0
-
-    def feed(self, chunk: bytes) -> Iterator[tuple[int, bytes]]:
-        """Yield the pieces in the next chunk in order of arrival. Each consists of the stream's
-        number and bytes.
-
-        Raises:
-            FrameError: the chunk has a header that Docker never sends.
-        """
-        rest = memoryview(chunk)
-        while rest:
-            if self._left:
-                piece, rest = rest[: self._left], rest[self._left :]
-                self._left -= len(piece)
-                yield self._stream, bytes(piece)
-                continue
-            missing = RECORD_HEADER.size - len(self._header)
-            self._header += rest[:missing]
-            rest = rest[missing:]
-            if len(self._header) == RECORD_HEADER.size:
-                self._begin()
-
-    def _begin(self) -> None:
-        self._stream, self._left = RECORD_HEADER.unpack(self._header)
-        self._header.clear()
-        if self._stream not in (STDOUT, STDERR):
-            raise FrameError("this is not Docker's attached stream")
 
 
 # -- the choice between two processes ------------------------------------------------------

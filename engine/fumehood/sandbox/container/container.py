@@ -1,13 +1,12 @@
 """One container from its start to its end, and the runs in it.
 
-Host side, between the pool or the wall and Docker. Invariant: a container is used only if Docker
-created it without a warning and its guest has tested every required limit.
+Host side, between the pool or the wall and the container runtime. Invariant: a container is used
+only if the runtime could apply all its limits and its guest has tested every required limit.
 """
 
 from __future__ import annotations
 
 import asyncio
-import socket
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import replace
@@ -18,13 +17,8 @@ from fumehood.core.errors import EndedBy
 from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import Limit, Limits
 from fumehood.sandbox.container.channel import STREAM_ENDED, Channel
-from fumehood.sandbox.container.docker_api import Docker, DockerError, DockerWarned
-from fumehood.sandbox.container.spec import (
-    GUEST_COMMAND,
-    ContainerSpec,
-    create_body,
-    relay_command,
-)
+from fumehood.sandbox.container.runtime import LimitsRefused, Runtime, RuntimeFault, Streams
+from fumehood.sandbox.container.spec import ContainerSpec
 from fumehood.sandbox.wall import RunEnding, RunSinks
 
 START_DEADLINE_S = 20.0
@@ -46,8 +40,8 @@ out.
 """
 
 LOOKS = 4
-"""Maximum number of queries about a container that has ended. If Docker reports no reason by then,
-the reason is unknown.
+"""Maximum number of queries about a container that has ended. If the runtime reports no reason by
+then, the reason is unknown.
 """
 
 LOOK_PAUSE_S = 0.05
@@ -91,96 +85,80 @@ class Container(Channel):
     The caller of `start` must remove the container, even if `start` fails.
     """
 
-    def __init__(self, docker: Docker, name: str, image_id: str) -> None:
+    def __init__(self, runtime: Runtime, name: str, image_id: str) -> None:
         super().__init__()
-        self._docker = docker
+        self._runtime = runtime
         self._id = ""
         self._examined = asyncio.Event()
         self._examined.set()
         self.name = name
-        """The container's name in Docker."""
+        """The container's name in the runtime."""
         self.image_id = image_id
         """The digest of the image from which the container was made."""
         self.ran_out_of_memory = False
-        """Whether memory has run out in any run. If so, Docker's flag that memory ran out, which is
-        never cleared, proves nothing about later runs.
+        """Whether memory has run out in any run. If so, the runtime's flag that memory ran out,
+        which is never cleared, proves nothing about later runs.
         """
 
     @classmethod
     async def start(
         cls,
-        docker: Docker,
+        runtime: Runtime,
         spec: ContainerSpec,
         *,
         required: frozenset[Limit],
-        command: tuple[str, ...] = GUEST_COMMAND,
         ready_s: float = START_DEADLINE_S,
     ) -> Container:
         """Create a container, attach to its streams, start it, and wait at most `ready_s` seconds
-        until its guest is ready. `command` starts the guest. `required` are the limits that the
-        container must enforce.
+        until its guest is ready. `required` are the limits that the container must enforce.
 
         Raises:
-            DockerError: Docker failed.
+            RuntimeFault: the runtime failed.
             ContainerFailed: the guest failed.
-            LimitsNotEnforced: Docker or the host does not enforce a required limit.
+            LimitsNotEnforced: the runtime or the host does not enforce a required limit.
         """
-        container = cls(docker, spec.name, spec.image_id)
+        container = cls(runtime, spec.name, spec.image_id)
         try:
-            container._id, stream = await docker.launch(create_body(spec, command), spec.name)
-            await container._connect(stream, required, ready_s)
+            container._id, streams = await runtime.launch(spec)
+            await container._connect(streams, required, ready_s)
         except BaseException as error:
             container.end("it did not start")
-            if isinstance(error, DockerWarned):
+            if isinstance(error, LimitsRefused):
                 raise LimitsNotEnforced((str(error),), frozenset()) from None
             raise
         return container
 
     @classmethod
     async def take_over(
-        cls, docker: Docker, name: str, image_id: str, *, required: frozenset[Limit], epoch: int
+        cls, runtime: Runtime, name: str, image_id: str, *, required: frozenset[Limit], epoch: int
     ) -> Container:
         """Connect to the running container of a session that an earlier engine has left, and return
         the container. If a run is still in progress, the guest cancels it. `name` is the
-        container's name in Docker, and `image_id` the digest of its image. `epoch` is the number of
-        this engine among the engines that the session has had; it must be higher than that of every
-        earlier engine.
+        container's name in the runtime, and `image_id` the digest of its image. `epoch` is the
+        number of this engine among the engines that the session has had; it must be higher than
+        that of every earlier engine.
 
         Raises:
-            DockerError: Docker failed.
+            RuntimeFault: the runtime failed.
             ContainerFailed: the guest failed, or has refused because it already knows an epoch that
                 is not lower than `epoch`.
         """
-        container = cls(docker, name, image_id)
+        container = cls(runtime, name, image_id)
         container._id = name
         container._is_kept = True  # the guest reports at once how many processes run
         try:
-            stream, begun = await docker.launch_in(name, relay_command(epoch))
-            await container._connect(stream, required, TAKEOVER_DEADLINE_S, begun)
+            streams = await runtime.take_over(name, epoch)
+            await container._connect(streams, required, TAKEOVER_DEADLINE_S)
         except BaseException:
             container.end("it was not taken over")
             raise
         return container
 
-    async def _connect(
-        self,
-        stream: socket.socket,
-        required: frozenset[Limit],
-        ready_s: float,
-        begun: bytes = b"",
-    ) -> None:
-        """Connect the channel to `stream`, the guest's streams, and wait at most `ready_s` seconds
-        until the guest is ready. `begun` contains the bytes that have already been read from the
-        streams.
+    async def _connect(self, streams: Streams, required: frozenset[Limit], ready_s: float) -> None:
+        """Connect the channel to the guest's streams, and wait at most `ready_s` seconds until the
+        guest is ready.
         """
-        try:
-            stream.setblocking(False)
-            self.data_received(begun)
-            loop = asyncio.get_running_loop()
-            await loop.create_connection(lambda: self, sock=stream)
-        except BaseException:
-            stream.close()
-            raise
+        await streams.connect(self)
         with anyio.move_on_after(ready_s):
             await self.ready.wait()
         if self.is_dead:
@@ -219,7 +197,7 @@ class Container(Channel):
             if (
                 ending.ended_by is EndedBy.SANDBOX_LOST
                 and self.why == STREAM_ENDED
-                and not self.ran_out_of_memory  # otherwise Docker's flag may be from an earlier run
+                and not self.ran_out_of_memory  # otherwise the flag may be from an earlier run
                 and await self._was_killed_for_memory()
             ):
                 ending = replace(ending, ended_by=EndedBy.MEMORY)
@@ -232,24 +210,25 @@ class Container(Channel):
 
     async def until_examined(self) -> None:
         """Wait until the reason for the container's end is known. Until then, the container must
-        not be removed, because Docker could no longer report the reason.
+        not be removed, because the runtime could no longer report the
+        reason.
         """
         await self._examined.wait()
 
     async def _was_killed_for_memory(self) -> bool:
-        """Return True if Docker reports that the guest was killed because memory ran out. Return
-        False if there was another reason, or if Docker reports none in time.
+        """Return True if the runtime reports that the guest was killed because memory ran out.
+        Return False if there was another reason, or if it reports none in time.
         """
-        # Neither the exit code nor Docker's flag is sufficient alone: something else may have
+        # Neither the exit code nor the flag is sufficient alone: something else may have
         # killed the guest, and the flag is also set if only a child was killed.
         looks = 0
-        with anyio.move_on_after(LOSS_DEADLINE_S), suppress(DockerError):
+        with anyio.move_on_after(LOSS_DEADLINE_S), suppress(RuntimeFault):
             while looks < LOOKS:
-                state = await self._docker.state(self._id)
-                if not state.get("Running"):
-                    if state.get("ExitCode") != OOM_EXIT_CODE:
+                state = await self._runtime.state(self._id)
+                if not state.is_running:
+                    if state.exit_code != OOM_EXIT_CODE:
                         return False
-                    if state.get("OOMKilled") is True:
+                    if state.out_of_memory:
                         return True
                     looks += 1
                 await anyio.sleep(LOOK_PAUSE_S)

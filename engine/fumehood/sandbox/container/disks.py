@@ -1,8 +1,8 @@
 """Disks of sessions: file systems of fixed size, each in a file of the state directory.
 
 Host side, for the container wall. A disk is an ext4 file system in a file with a loop device, which
-Docker mounts as a separate volume. So the operating system enforces the size and the number of
-files of the disk, and the disk can be deleted quickly. The engine must run as root on Docker's host
+the container runtime mounts. So the operating system enforces the size and the number of files of
+the disk, and the disk can be deleted quickly. The engine must run as root on the containers' host
 for this. Invariants: all space of a disk is allocated when the disk is made, so no program's write
 fails because others have filled the host; if an engine is killed while it makes or removes a disk,
 `sweep` of a later engine removes the remains; programs never write to the file or the device, only
@@ -25,11 +25,7 @@ import anyio
 
 from fumehood.core.errors import SandboxUnavailable
 from fumehood.core.limits import MB
-from fumehood.sandbox.container.docker_api import (
-    Docker,
-    DockerConflict,
-    DockerError,
-)
+from fumehood.sandbox.container.runtime import Runtime, RuntimeConflict, RuntimeFault
 from fumehood.sandbox.container.spec import INODES_PER_MB
 from fumehood.sandbox.wall import OnEvent, try_later
 
@@ -55,7 +51,7 @@ COPY = "snap_"
 SPARED_BYTES = 1 << 30
 """Number of bytes of the host's file system that are never reserved for disks."""
 
-FAILURES = (OSError, subprocess.SubprocessError, DockerError)
+FAILURES = (OSError, subprocess.SubprocessError, RuntimeFault)
 """Exceptions that an operation on a disk may raise."""
 
 CHECK = "[problems]\n" + "".join(
@@ -81,7 +77,7 @@ class Disks:
     def __init__(
         self,
         directory: Path | None,
-        docker: Docker,
+        runtime: Runtime,
         on_event: OnEvent = lambda event, values: None,
     ) -> None:
         self._on_event = on_event
@@ -90,7 +86,7 @@ class Disks:
         it.
         """
         self._directory = directory
-        self._docker = docker
+        self._runtime = runtime
         self._turn = anyio.Lock()
         """A lock. It is held while space is reserved or allocated."""
 
@@ -100,15 +96,15 @@ class Disks:
             return "an engine without a state directory has none"
         if os.geteuid() != 0:
             return "only an engine that runs as root can make one"
-        if not self._docker.is_local:
-            return "Docker is on another host"
+        if not self._runtime.is_local:
+            return f"{self._runtime.name} is on another host"
         missing = [name for name in PROGRAMS if shutil.which(name, path=SEARCH_PATH) is None]
         if missing:
             return f"this host lacks {' and '.join(missing)} (Debian: e2fsprogs, mount)"
         return None
 
     async def make(self, name: str, mb: int) -> None:
-        """Make a disk of `mb` MB, and a Docker volume with the same name.
+        """Make a disk of `mb` MB, and attach it.
 
         Raises:
             SandboxUnavailable: there is no room, or the disk could not be made. Nothing of the disk
@@ -131,11 +127,11 @@ class Disks:
         name: str,
         what: str,
         *,
-        unless: tuple[type[DockerError], ...] = (),
+        unless: tuple[type[RuntimeFault], ...] = (),
     ) -> AsyncIterator[None]:
-        """If an operation of Docker or of the host fails in the block, log the failure and raise
-        SandboxUnavailable. Its message states the cause for callers, without names or paths of the
-        host.
+        """If an operation of the container runtime or of the host fails in the block, log the
+        failure and raise SandboxUnavailable. Its message states the cause for callers, without
+        names or paths of the host.
 
         `name` is the disk's name for the log. `what` completes the sentence "The disk could not be
         …", for example "copied". Failures of the types in `unless` are not logged, and are raised
@@ -234,17 +230,17 @@ class Disks:
         return self._directory is not None and (self._directory / name).exists()
 
     async def attach(self, name: str) -> None:
-        """Create a loop device and a Docker volume for a disk, so that a new container can use it.
-        This also works after a restart of the host.
+        """Create a loop device for a disk, and attach it to the container runtime, so that a new
+        container can use it. This also works after a restart of the host.
 
         Raises:
-            DockerConflict: a container still uses the disk.
+            RuntimeConflict: a container still uses the disk.
             SandboxUnavailable: the disk could not be attached. The disk itself is kept.
         """
-        async with self._for_callers(name, "attached", unless=(DockerConflict,)):
+        async with self._for_callers(name, "attached", unless=(RuntimeConflict,)):
             path = await self._detach(name)
             if await self._devices(path):
-                raise DockerConflict("A container that ends still uses the disk.")
+                raise RuntimeConflict("A container that ends still uses the disk.")
             await self._attach(name)
 
     async def _attach(self, name: str) -> None:
@@ -252,8 +248,7 @@ class Disks:
         path = str(self._directory / name)
         await _check(path)
         device = (await _run("losetup", "--find", "--show", path)).strip()
-        options = {"type": "ext4", "device": device, "o": "nosuid,nodev,noatime"}
-        await self._docker.create_volume(name, options)
+        await self._runtime.attach_disk(name, device)
 
     async def _devices(self, path: Path) -> list[str]:
         """Return the names of the loop devices of the disk in the file `path`. An attached disk has
@@ -290,15 +285,15 @@ class Disks:
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
 
     async def detach(self, name: str) -> None:
-        """Release the volume and the loop device of a disk. The next `attach` makes them again.
-        Failures are ignored.
+        """Detach a disk from the container runtime, and release its loop device. The next `attach`
+        makes them again. Failures are ignored.
         """
         with suppress(*FAILURES):
             await self._detach(name)
 
     async def _detach(self, name: str) -> Path:
         assert self._directory is not None
-        await self._docker.remove_volume(name)
+        await self._runtime.detach_disk(name)
         path = self._directory / name
         for device in await self._devices(path):
             await anyio.to_thread.run_sync(_free, device, path)
@@ -309,7 +304,7 @@ class Disks:
         it.
 
         Raises:
-            OSError, subprocess.SubprocessError, DockerError: the disk could not be removed.
+            OSError, subprocess.SubprocessError, RuntimeFault: the disk could not be removed.
         """
         (await self._detach(name)).unlink(missing_ok=True)
 
@@ -359,7 +354,7 @@ def _cause(error: BaseException) -> str:
     contains no names or paths of the host.
     """
     match error:
-        case DockerError():
+        case RuntimeFault():
             return error.message.removesuffix(".")
         case subprocess.CalledProcessError():
             return f"{error.cmd} ended with status {error.returncode}"

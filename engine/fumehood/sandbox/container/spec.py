@@ -1,17 +1,11 @@
-"""The specification of a container: every Docker setting that protects the host, in one place.
+"""The specification of a container: what a runtime must enforce, and the guest's configuration.
 
-Host side, pure functions and values. This module builds the complete body of the request that
-creates a container. So neither the defaults of a library nor the configuration of the Docker client
-can change it. Invariant: a call or a tool chooses only the image and the memory class; all other
-values are fixed, derived or set by the operator.
-
-Some of Docker's own defaults are used on purpose: its seccomp profile (so there is no `seccomp=`
-option), its read-only paths below /proc and /sys, and its AppArmor profile if the host has one.
+Host side, pure functions and values. Invariant: a call or a tool chooses only the image and the
+memory class; all other values are fixed, derived or set by the operator.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -22,7 +16,6 @@ from fumehood.core.limits import (
     MB,
     container_writable_mb,
 )
-from fumehood.protocol.framing import TRUST_DIRECTORY
 from fumehood.sandbox.settings import GUEST_MB
 
 GUEST_COMMAND = ("/usr/bin/python3", "-I", "-S", "-B", "-X", "utf8", "/opt/fumehood/fumehood/guest")
@@ -84,6 +77,21 @@ network. The guest lowers the limit of each child to `CONTAINER_OPEN_FILES`.
 
 
 @dataclass(frozen=True, slots=True)
+class OperatorProgram:
+    """A program that the operator configured. It runs as an unprivileged user without capabilities,
+    and without a guest.
+
+    `command` and `env` are the program's command and environment variables. If `has_network` is
+    True, the container starts a front instead of the program. A front is a process of this software
+    that provides network connections and starts the program.
+    """
+
+    command: tuple[str, ...]
+    env: Mapping[str, str]
+    has_network: bool
+
+
+@dataclass(frozen=True, slots=True)
 class ContainerSpec:
     """The settings in which one container differs from another."""
 
@@ -112,9 +120,13 @@ class ContainerSpec:
     memory.
     """
     runtime: str | None = None
-    """Name of the OCI runtime. None means the default of the Docker daemon."""
+    """Name of the OCI runtime. None means the default of the container runtime."""
     engine_pid: int | None = None
     """Process id of the engine. It is noted on the container for information only."""
+    command: tuple[str, ...] = GUEST_COMMAND
+    """The command that starts a process of this software in the container."""
+    program: OperatorProgram | None = None
+    """A program that runs instead of a guest, or None."""
 
     @property
     def memory_bytes(self) -> int:
@@ -140,57 +152,6 @@ class ContainerSpec:
         return {**sizes, **({WORKSPACE: self.disk[1]} if self.disk is not None else {})}
 
 
-def create_body(spec: ContainerSpec, command: tuple[str, ...] = GUEST_COMMAND) -> JsonObject:
-    """Return the body of the request `POST /containers/create` for a container with a guest.
-
-    *Source*: Docker Engine API 1.41, ContainerCreate.
-    """
-    return {
-        "Image": spec.image_id,
-        "Entrypoint": list(command),
-        "Cmd": [json.dumps(guest_config(spec), sort_keys=True)],
-        "Hostname": "sandbox",
-        "User": "0:0",  # with CAPABILITIES only; programs run as another user
-        "WorkingDir": "/",
-        "Env": ["PATH=/usr/local/bin:/usr/bin:/bin", "LANG=C.UTF-8"],
-        "Labels": _labels(spec),
-        "Healthcheck": {"Test": ["NONE"]},
-        # The channel consists of three streams. Stdin closes when the engine disconnects.
-        "OpenStdin": True,
-        "StdinOnce": True,
-        "AttachStdin": True,
-        "AttachStdout": True,
-        "AttachStderr": True,
-        "Tty": False,
-        "NetworkDisabled": True,
-        "HostConfig": _host_config(spec),
-    }
-
-
-def program_body(
-    spec: ContainerSpec, command: tuple[str, ...], env: Mapping[str, str], *, has_network: bool
-) -> JsonObject:
-    """Return the body of the request `POST /containers/create` for a container that runs a program
-    of the operator. `command` and `env` are the program's command and environment variables.
-
-    The program runs as an unprivileged user without capabilities, and without a guest. If
-    `has_network` is True, the container starts a front instead of the program. A front is a process
-    of this software that provides network connections and starts the program.
-    """
-    if has_network:
-        config = {"wall": "front", "import_paths": list(GUEST_IMPORT_PATHS), "command": command}
-        command = (*GUEST_COMMAND, json.dumps(config, sort_keys=True))
-    body = create_body(spec, command)
-    body["HostConfig"]["CapAdd"] = []
-    if has_network:  # the front runs as the same user as the program
-        body["HostConfig"]["Tmpfs"][TRUST_DIRECTORY] = _TRUST_TMPFS.format(mode="1777")
-    own = [f"{name}={value}" for name, value in env.items()]
-    env_before: list[str] = [f"HOME={WORKSPACE}", *body["Env"]]
-    return {
-        **body, "Cmd": [], "User": PROGRAM_USER, "WorkingDir": WORKSPACE, "Env": env_before + own,
-    }  # fmt: skip
-
-
 def guest_config(spec: ContainerSpec) -> JsonObject:
     """Return the configuration of a container's guest. No value in it comes from a call."""
     return {
@@ -207,19 +168,8 @@ def guest_config(spec: ContainerSpec) -> JsonObject:
     }
 
 
-def relay_command(epoch: int, command: tuple[str, ...] = GUEST_COMMAND) -> tuple[str, ...]:
-    """Return the command that connects an engine to the guest of a container that already runs. The
-    engine must run this command in the container. The command then passes data between its own
-    standard streams and the guest.
-
-    `epoch` is the number of the engine among the engines that the container's session has had.
-    `command` is the command that starts a guest.
-    """
-    config = {"wall": "relay", "import_paths": list(GUEST_IMPORT_PATHS), "epoch": epoch}
-    return (*command, json.dumps(config, sort_keys=True))
-
-
-def _labels(spec: ContainerSpec) -> dict[str, str]:
+def labels_of(spec: ContainerSpec) -> dict[str, str]:
+    """Return the labels by which engines recognize a container, and know when it is lost."""
     return {
         LABEL_ENGINE: spec.engine_id,
         LABEL_OWNER: spec.owner_id,
@@ -227,76 +177,3 @@ def _labels(spec: ContainerSpec) -> dict[str, str]:
         LABEL_IMAGE: spec.image_name,
         LABEL_PID: str(spec.engine_pid or ""),
     }
-
-
-_TRUST_TMPFS = "rw,nosuid,nodev,noexec,size=1m,nr_inodes=8,mode={mode}"
-
-
-def _host_config(spec: ContainerSpec) -> JsonObject:
-    config: JsonObject = {
-        # Isolation: no shared namespaces.
-        "Privileged": False,
-        "NetworkMode": "none",
-        "IpcMode": "none",  # private, without Docker's /dev/shm, whose inodes are unlimited
-        "PidMode": "",
-        "UTSMode": "",
-        "CgroupnsMode": "private",
-        # Privileges.
-        "CapDrop": ["ALL"],
-        "CapAdd": list(CAPABILITIES),
-        "SecurityOpt": ["no-new-privileges:true"],
-        "MaskedPaths": list(MASKED_PATHS),
-        "Devices": [],
-        # Resources.
-        "Memory": spec.memory_bytes,
-        "MemorySwap": spec.memory_bytes,  # the total of memory and swap: so no swap
-        "OomKillDisable": False,
-        "NanoCpus": round(spec.cpus * 1_000_000_000),
-        "PidsLimit": spec.processes,
-        "Ulimits": [
-            _ulimit("core", 0),
-            _ulimit("fsize", spec.writable_mb[WORKSPACE] * MB),
-            _ulimit("msgqueue", 0),
-            _ulimit("nofile", GUEST_OPEN_FILES),
-        ],
-        # Writable places.
-        "ReadonlyRootfs": True,
-        "Tmpfs": {
-            **{
-                path: _tmpfs(size)
-                for path, size in spec.writable_mb.items()
-                if spec.disk is None or path != WORKSPACE
-            },
-            # For the file with trusted certificates, which the guest writes and programs read.
-            TRUST_DIRECTORY: _TRUST_TMPFS.format(mode="0755"),
-        },
-        "Binds": [],
-        "LogConfig": {"Type": "none", "Config": {}},  # otherwise Docker logs the channel to disk
-        # Start it only once. The engine removes it after reading how it ended.
-        "RestartPolicy": {"Name": "no", "MaximumRetryCount": 0},
-        "AutoRemove": False,
-        "Init": False,
-    }
-    if spec.disk is not None:
-        config["Mounts"] = [_volume(spec.disk[0])]
-    if spec.runtime is not None:
-        config["Runtime"] = spec.runtime
-    return config
-
-
-def _tmpfs(size_mb: int) -> str:
-    # Owned by root with the sticky bit, like /tmp: a program can write here, but cannot change the
-    # directory's mode, which would lock out the next program.
-    return f"rw,nosuid,nodev,noexec,size={size_mb}m,nr_inodes={size_mb * INODES_PER_MB},mode=1777"
-
-
-def _volume(name: str) -> JsonObject:
-    # Its files can be executed. It is mounted with `nosuid` and `nodev` (see `disks`).
-    return {
-        "Type": "volume", "Source": name, "Target": WORKSPACE, "ReadOnly": False,
-        "VolumeOptions": {"NoCopy": True},
-    }  # fmt: skip
-
-
-def _ulimit(name: str, value: int) -> JsonObject:
-    return {"Name": name, "Soft": value, "Hard": value}

@@ -1,10 +1,10 @@
 """The supply of containers: finds images, creates containers, and removes lost containers.
 
-Host side, between the wall and Docker. A "look" is a query of Docker's state and images. If it is
-not known whether the image of a call exists, the call starts a look, and calls that arrive
-meanwhile share the result. Invariants: a missing image affects only the calls that need it, and is
-never replaced by another; a container's name counts as in use before the container is requested
-from Docker; a container that does not become ready is removed.
+Host side, between the wall and a container runtime. A "look" is a query of the runtime's state and
+images. If it is not known whether the image of a call exists, the call starts a look, and calls
+that arrive meanwhile share the result. Invariants: a missing image affects only the calls that need
+it, and is never replaced by another; a container's name counts as in use before the container is
+requested from the runtime; a container that does not become ready is removed.
 
 A sweep removes containers that a crash between two steps left behind: those that have this engine's
 labels, but a name that is not in use. For each container, the first of these rules that applies
@@ -26,9 +26,9 @@ import math
 import os
 import signal
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -37,7 +37,7 @@ import anyio
 
 from fumehood.core.errors import SandboxUnavailable
 from fumehood.core.json_types import JsonObject
-from fumehood.core.limits import MB, Limit
+from fumehood.core.limits import Limit
 from fumehood.sandbox.container.additions import PLUS, Additions
 from fumehood.sandbox.container.container import (
     START_DEADLINE_S,
@@ -45,26 +45,24 @@ from fumehood.sandbox.container.container import (
     ContainerFailed,
     LimitsNotEnforced,
 )
-from fumehood.sandbox.container.docker_api import (
-    QUICK_S,
-    Docker,
-    DockerConflict,
-    DockerError,
-    DockerNotFound,
-    DockerTimeout,
-    Listed,
-    Unfit,
-    may_swap,
-    why_unfit,
-)
 from fumehood.sandbox.container.pool import Kind
+from fumehood.sandbox.container.runtime import (
+    ListedContainer,
+    Receiver,
+    Runtime,
+    RuntimeConflict,
+    RuntimeFault,
+    RuntimeNotFound,
+    RuntimeTimeout,
+    Unfit,
+)
 from fumehood.sandbox.container.spec import (
     GUEST_COMMAND,
     LABEL_DEADLINE,
     LABEL_ENGINE,
     LABEL_OWNER,
     ContainerSpec,
-    program_body,
+    OperatorProgram,
 )
 from fumehood.sandbox.settings import ContainerSettings, EngineIdentity
 from fumehood.sandbox.wall import (
@@ -82,13 +80,15 @@ if TYPE_CHECKING:
 
 
 LOOK_DEADLINE_S = 20.0
-"""Maximum seconds for all requests of one look at Docker."""
+"""Maximum seconds for all requests of one look at the runtime."""
 
 LEAST_BETWEEN_LOOKS_S = 1.0
-"""Minimum seconds between the starts of two looks at Docker, however many calls request a look."""
+"""Minimum seconds between the starts of two looks at the runtime, however many calls request a
+look.
+"""
 
 REMEMBERED_S = 2.0
-"""Seconds for which no look at Docker begins after a look that reached its deadline."""
+"""Seconds for which no look at the runtime begins after a look that reached its deadline."""
 
 GUEST_GRACE_S = 60.0
 """Seconds for which a guest lives on after the last moment at which it could be in use."""
@@ -113,34 +113,11 @@ STOP_DEADLINE_S = 8.0
 are left end by themselves, and the next engine removes these containers.
 """
 
-RUNNING_STATES = frozenset({"running", "paused", "restarting"})
-"""Docker's states for a container that has not stopped."""
 
-
-Trouble = DockerError | ContainerFailed | Unfit
+Trouble = RuntimeFault | ContainerFailed | Unfit
 """A fault because of which there are no containers. It has a message and a remedy for callers.
 `heals` says whether it can end by itself.
 """
-
-
-FindImage = Callable[[Docker, str], "Awaitable[Image]"]
-"""Returns the image with a given name. Raises DockerError or ImageMissing."""
-
-
-def image_finder(own: Path | None = None) -> FindImage:
-    """Return a function that finds an image in Docker by its name. `own` is the folder with the
-    operator's own image recipes, the files from which images are built.
-    """
-
-    async def find_in(docker: Docker, name: str) -> Image:
-        # Imported here, because it loads Docker's package, which an engine without Docker must not.
-        from fumehood.sandbox.images.catalog import find_image
-
-        return await docker.ask(
-            "find an image", lambda client: find_image(client, name, own=own), QUICK_S
-        )
-
-    return find_in
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,20 +139,53 @@ class Making:
 AS_USUAL = Making()
 
 
+SAID_BYTES = 2000
+"""Maximum number of bytes, from the end of a program's standard error, that are kept."""
+
+
+class ProgramStreams(asyncio.StreamReaderProtocol, Receiver):
+    """The standard streams of a program that the operator configured. `said` is the end of what it
+    has written to standard error so far.
+    """
+
+    writer: asyncio.StreamWriter
+
+    def __init__(self) -> None:
+        self.reader = asyncio.StreamReader()
+        self.said = b""
+        self._is_broken = False
+        super().__init__(self.reader)
+
+    # The transports of some event loops are not asyncio's, but have the same methods.
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        loop = asyncio.get_running_loop()
+        self.writer = asyncio.StreamWriter(transport, self, self.reader, loop)
+        if self._is_broken:
+            transport.abort()
+
+    def errors_received(self, chunk: bytes) -> None:
+        self.said = (self.said + chunk)[-SAID_BYTES:]
+
+    def stream_broken(self, why: str) -> None:
+        self._is_broken = True
+        if hasattr(self, "writer"):
+            self.writer.transport.abort()
+
+
 class ContainerSupply:
     """Finds images, and creates and removes containers.
 
     `required` are the limits that every container must enforce. `in_use` returns the names of the
-    containers that `sweep` must not remove. `on_look` is called after each query of Docker's state
-    and images.
+    containers that `sweep` must not remove. `on_look` is called after each query of the runtime's
+    state and images.
     """
 
     required = frozenset(Limit)
 
     def __init__(
         self,
-        docker: Docker,
-        find_image: FindImage,
+        runtime: Runtime,
         settings: ContainerSettings,
         identity: EngineIdentity,
         making: Making,
@@ -185,8 +195,7 @@ class ContainerSupply:
         on_look: Callable[[], None],
         on_event: OnEvent,
     ) -> None:
-        self._docker = docker
-        self._find_image = find_image
+        self._runtime = runtime
         self._settings = settings
         self._by_language: dict[str, str] = settings.images.model_dump()
         self._identity = identity
@@ -199,18 +208,18 @@ class ContainerSupply:
         self._turn = anyio.Lock()
         self._takeovers = anyio.CapacityLimiter(MAX_TAKEOVERS)
         self.made = 0
-        """Number of containers that were requested from Docker so far."""
+        """Number of containers that were requested from the runtime so far."""
         self.host = HostSize(0, 0)
-        """The size of Docker's host. Both values are zero if the size is not known."""
+        """The size of the runtime's host. Both values are zero if the size is not known."""
         self._unfit: Trouble | None = None
         self._reported: list[str] | None = None
-        """The result of a look at Docker that was logged last: the fault, or the names of missing
-        images.
+        """The result of a look at the runtime that was logged last: the fault, or the names of
+        missing images.
         """
         self._silent_until = -math.inf
-        """Time, by the monotonic clock, before which no look at Docker begins."""
+        """Time, by the monotonic clock, before which no look at the runtime begins."""
         self.looked_at = -math.inf
-        """Time, by the monotonic clock, at which the last finished look at Docker began."""
+        """Time, by the monotonic clock, at which the last finished look at the runtime began."""
         self.images: dict[str, Image] = {}
         self.missing: dict[str, ImageMissing] = {}
         """Name of each configured image that is missing → the error. In the order of the
@@ -231,21 +240,21 @@ class ContainerSupply:
 
     @property
     def down(self) -> Trouble | None:
-        """The reason why Docker cannot be used, or None if it can be used. The reason is a failure
-        of the last request to Docker, or a fault that the last query of Docker's state found.
+        """The reason why the runtime cannot be used, or None if it can be used. The reason is a
+        failure of the last request to it, or a fault that the last look found.
         """
-        return self._docker.failure or self._unfit
+        return self._runtime.failure or self._unfit
 
     @property
     def trouble(self) -> Trouble | None:
-        """The reason why calls get no container, or None if they get one. Either Docker cannot be
-        used, or the last container did not enforce a required limit.
+        """The reason why calls get no container, or None if they get one. Either the runtime cannot
+        be used, or the last container did not enforce a required limit.
         """
         return self.down or self.lacking
 
     @property
     def has_any(self) -> bool:
-        """Whether Docker can be used and has at least one configured image."""
+        """Whether the runtime can be used and has at least one configured image."""
         names = self._by_language.values()
         return self.down is None and any(name in self.images for name in names)
 
@@ -265,12 +274,12 @@ class ContainerSupply:
         return name
 
     def check(self, name: str, language: str | None) -> None:
-        """Check that the image `name` exists and supports a language, without a request to Docker.
-        If nothing is known about the image yet, it passes the check. If `language` is None, only
-        the existence is checked.
+        """Check that the image `name` exists and supports a language, without a request to the
+        runtime. If nothing is known about the image yet, it passes the check. If `language` is
+        None, only the existence is checked.
 
         Raises:
-            ImageMissing: the image was missing when Docker was last queried for its images.
+            ImageMissing: the image was missing at the last look.
             SandboxUnavailable: the image does not support the language.
         """
         if name in self.missing:
@@ -286,7 +295,7 @@ class ContainerSupply:
     # -- looking --------------------------------------------------------------------
 
     async def find(self, name: str) -> Image:
-        """Return the image with this name. If the image is not known yet, query Docker.
+        """Return the image with this name. If the image is not known yet, look at the runtime.
 
         The name may be that of an image with additions, such as packages for a session. If such an
         image does not exist, it is made.
@@ -294,7 +303,7 @@ class ContainerSupply:
         Raises:
             ImageMissing: the image does not exist.
             InvalidParams: an addition is no longer available.
-            SandboxUnavailable: Docker cannot be used, or the image cannot be made now.
+            SandboxUnavailable: the runtime cannot be used, or the image cannot be made now.
         """
         below, plus, _ = name.partition(PLUS)
         if plus:  # each time: the layer may have been removed, or the image below replaced
@@ -309,13 +318,13 @@ class ContainerSupply:
         if name not in self.images:  # not a configured image, but that of a session
             try:
                 async with self._turn:
-                    self.images[name] = await self._find_image(self._docker, name)
-            except DockerError as error:
+                    self.images[name] = await self._runtime.find_image(name)
+            except RuntimeFault as error:
                 raise unavailable(error) from None
         return self.images[name]
 
     async def look(self) -> None:
-        """Query Docker for its state, its host and the images, and store the results in this
+        """Query the runtime's state, its host and the images, and store the results in this
         object.
 
         If another call has begun and finished a query since this call began, do nothing. If the
@@ -331,24 +340,24 @@ class ContainerSupply:
             try:
                 with anyio.fail_after(LOOK_DEADLINE_S):
                     self._unfit = await self._why_unfit()
-            except (TimeoutError, DockerTimeout):
-                self._unfit = DockerTimeout()
+            except (TimeoutError, RuntimeTimeout):
+                self._unfit = RuntimeTimeout()
+                self._unfit.message = f"{self._runtime.name} does not answer in time."
                 self._silent_until = time.monotonic() + REMEMBERED_S
-            except DockerError as error:
+            except RuntimeFault as error:
                 self._unfit = error
             except Exception as error:  # a bug must not end the task that looks regularly
                 self._on_event("container.look_failed", {"why": repr(error)})
-                self._unfit = DockerError()
+                self._unfit = RuntimeFault()
+                self._unfit.message = f"A request to {self._runtime.name} failed."
             self.looked_at = began
             self._report()
             self._on_look()
 
     async def _why_unfit(self) -> Unfit | None:
-        info = await self._docker.info()
-        self.host = HostSize(int(info.get("MemTotal") or 0) // MB, int(info.get("NCPU") or 0))
-        has_swap = may_swap(is_local=self._docker.is_local)
-        unfit = why_unfit(info, runtime=self._settings.runtime, has_swap=has_swap)
-        if unfit is None:
+        host = await self._runtime.examine_host(self._settings.runtime)
+        self.host = host.size
+        if host.unfit is None:
             names = dict.fromkeys(self._by_language.values())
             missing = {}
             for name in {**names, **self.images}:
@@ -360,17 +369,17 @@ class ContainerSupply:
                         del self.images[name]
                     continue
                 try:
-                    self.images[name] = await self._find_image(self._docker, name)
+                    self.images[name] = await self._runtime.find_image(name)
                 except ImageMissing as error:
                     self.images.pop(name, None)
                     if name in names:
                         missing[name] = error
             self.missing = missing
-        return unfit
+        return host.unfit
 
     def _report(self) -> None:
-        """Log whether Docker and the configured images are available, unless this is the same as
-        what was logged last.
+        """Log whether the runtime and the configured images are available, unless this is the same
+        as what was logged last.
         """
         missing = [error.message for error in self.missing.values()]
         result = [self.down.message] if self.down is not None else missing
@@ -416,10 +425,9 @@ class ContainerSupply:
         self.unsettled.add(spec.name)
         try:
             container = await Container.start(
-                self._docker,
+                self._runtime,
                 spec,
                 required=self.required,
-                command=self._making.command,
                 ready_s=self._making.start_deadline_s,
             )
         except BaseException:
@@ -436,88 +444,90 @@ class ContainerSupply:
         arguments have the same meaning as in `OpensPrograms.open_program`.
 
         Raises:
-            SandboxUnavailable: the image is missing, or Docker cannot be used.
+            SandboxUnavailable: the image is missing, or the runtime cannot be used.
         """
         await self.find(image)
-        spec = self._spec(Kind(image, memory_mb))
+        spec = replace(
+            self._spec(Kind(image, memory_mb)),
+            program=OperatorProgram(command, env, has_network=has_network),
+        )
         self.unsettled.add(spec.name)
         remove = partial(self._remove_unsettled, spec.name)
         try:
-            body = program_body(spec, command, env, has_network=has_network)
-            _, stream = await self._docker.launch(body, spec.name)
-            stream.setblocking(False)
-            reader, writer = await asyncio.open_connection(sock=stream)
+            _, streams = await self._runtime.launch(spec)
+            program = ProgramStreams()
+            await streams.connect(program)
+            return AttachedProgram(program.reader, program.writer, lambda: program.said, remove)
         except BaseException as error:
             with anyio.CancelScope(shield=True), anyio.move_on_after(REMOVE_S):
                 await remove()
-            if isinstance(error, DockerError):
+            if isinstance(error, RuntimeFault):
                 raise SandboxUnavailable(f"{error.message} {error.remedy}") from None
             raise
-        return AttachedProgram(reader, writer, remove)
 
     async def take_over(self, name: str, epoch: int) -> Container | None:
         """Connect to the container that an earlier engine created for a session, and return it.
         Return None if the container is gone or cannot be used by this engine. `name` is its name in
-        Docker. `epoch` is the number of this engine among the engines that the session has had; it
-        must be higher than that of every earlier engine.
+        the runtime. `epoch` is the number of this engine among the engines that the session has
+        had; it must be higher than that of every earlier engine.
 
         Raises:
-            SandboxUnavailable: Docker cannot be used now.
+            SandboxUnavailable: the runtime cannot be used now.
         """
         try:
-            found = await self._docker.inspect(name)
-            is_ours = found["Config"]["Labels"].get(LABEL_OWNER) == self._identity.owner_id
-            if not is_ours or not found["State"].get("Running"):
+            state = await self._runtime.state(name)
+            is_ours = state.labels.get(LABEL_OWNER) == self._identity.owner_id
+            if not is_ours or not state.is_running:
                 return None
             runtime = self._settings.runtime
-            if runtime is not None and found["HostConfig"].get("Runtime") != runtime:
+            if runtime is not None and state.runtime != runtime:
                 raise ContainerFailed(f"It does not run on {runtime}, which is configured now.")
-            if found["State"].get("Paused"):
-                await self._docker.unpause(name)
+            if state.is_paused:
+                await self._runtime.unpause(name)
             async with self._takeovers:
                 container = await Container.take_over(
-                    self._docker, name, str(found["Image"]), required=self.required, epoch=epoch
+                    self._runtime, name, state.image_id, required=self.required, epoch=epoch
                 )
             container.keep(epoch, self._making.orphan_s)
             return container
-        except (DockerNotFound, DockerConflict, ContainerFailed) as error:
+        except (RuntimeNotFound, RuntimeConflict, ContainerFailed) as error:
             self._on_event("container.not_taken_over", {"name": name, "why": str(error)})
             return None
-        except DockerError as error:
+        except RuntimeFault as error:
             raise unavailable(error) from None
 
     async def is_paused(self, name: str) -> bool:
         """Return whether a container is frozen. If it is gone, return False. Raises
-        SandboxUnavailable if Docker cannot be used.
+        SandboxUnavailable if the runtime cannot be used.
         """
         with for_callers():
-            return bool((await self._docker.state(name)).get("Paused"))
+            return (await self._runtime.state(name)).is_paused
         return False
 
     async def is_dead(self, name: str) -> bool:
         """Return True if a container is gone, has ended, or will end as soon as it is thawed. The
-        last case is only detected if Docker is on this host.
+        last case is only detected if its host is this machine.
 
         Raises:
-            DockerError: Docker cannot be queried now.
+            RuntimeFault: the runtime cannot be queried now.
         """
         try:
-            state = await self._docker.state(name)
-        except DockerNotFound:
+            state = await self._runtime.state(name)
+        except RuntimeNotFound:
             return True
-        if not state.get("Running"):
+        if not state.is_running:
             return True
-        return self._docker.is_local and is_killed(int(state.get("Pid") or 0))
+        return self._runtime.is_local and is_killed(state.pid)
 
     async def pause(self, name: str) -> None:
-        """Freeze a container. Raises SandboxUnavailable if Docker fails."""
+        """Freeze a container. Raises SandboxUnavailable if the runtime fails."""
         with for_callers():
-            await self._docker.pause(name)
+            await self._runtime.pause(name)
 
     async def unpause(self, name: str) -> None:
-        """Thaw a frozen container. Raises SandboxUnavailable if Docker fails."""
+        """Thaw a frozen container. Raises SandboxUnavailable if the runtime fails."""
         with for_callers():
-            await self._docker.unpause(name)
+            await self._runtime.unpause(name)
 
     async def _remove_unsettled(self, name: str) -> None:
         try:
@@ -555,16 +565,17 @@ class ContainerSupply:
             deadline=int(time.time() + lifetime_s),
             runtime=settings.runtime,
             engine_pid=os.getpid(),
+            command=self._making.command,
         )
 
     def _failed(self, spec: ContainerSpec, error: Exception) -> Trouble:
         """Record and log that a container could not be started because of `error`. Return the fault
-        for callers. Its message and remedy do not quote Docker.
+        for callers. Its message and remedy do not quote the runtime.
         """
         if isinstance(error, LimitsNotEnforced):
             self.seen, self.lacking = error.enforced, error
-        if not isinstance(error, DockerError | ContainerFailed):
-            error = DockerError(repr(error))
+        if not isinstance(error, RuntimeFault | ContainerFailed):
+            error = RuntimeFault(repr(error))
         values: JsonObject = {"name": spec.name, "image": spec.image_name, "why": str(error)}
         self._on_event("container.failed", values)
         return error
@@ -572,14 +583,14 @@ class ContainerSupply:
     # -- removing -------------------------------------------------------------------
 
     async def remove(self, name: str) -> None:
-        """Remove the container with this name. Return only when Docker has removed it, however many
-        attempts that takes.
+        """Remove the container with this name. Return only when the runtime has removed it, however
+        many attempts that takes.
         """
         tries = 0
         while True:
             try:
-                await self._docker.remove(name)
-            except DockerError:
+                await self._runtime.remove(name)
+            except RuntimeFault:
                 await anyio.sleep(RETRY_PAUSE_S[min(tries, len(RETRY_PAUSE_S) - 1)])
                 tries += 1
             else:
@@ -590,15 +601,15 @@ class ContainerSupply:
         after a crash of an engine. A container that cannot be removed stays until the next sweep.
 
         Raises:
-            DockerError: the containers could not be listed.
+            RuntimeFault: the containers could not be listed.
         """
-        found = await self._docker.list(LABEL_ENGINE)
+        found = await self._runtime.list(LABEL_ENGINE)
         # Read after the list: a name is in use before its container appears in a list.
         in_use = frozenset(self._in_use())
         for one in (one for one in found if self._is_lost(one, in_use)):
             try:
-                await self._docker.remove(one.id)
-            except DockerError:
+                await self._runtime.remove(one.id)
+            except RuntimeFault:
                 continue
             owner = (
                 "ours" if one.labels.get(LABEL_OWNER) == self._identity.owner_id else "another's"
@@ -611,8 +622,8 @@ class ContainerSupply:
         """
         with anyio.move_on_after(STOP_DEADLINE_S, shield=True):
             try:
-                mine = await self._docker.list(f"{LABEL_ENGINE}={self._identity.engine_id}")
-            except DockerError:
+                mine = await self._runtime.list(f"{LABEL_ENGINE}={self._identity.engine_id}")
+            except RuntimeFault:
                 return
             async with anyio.create_task_group() as group:
                 for one in mine:
@@ -623,17 +634,17 @@ class ContainerSupply:
                     group.start_soon(self._try_to_remove, name)
 
     async def _try_to_remove(self, container_id: str) -> None:
-        with suppress(DockerError):
-            await self._docker.remove(container_id)
+        with suppress(RuntimeFault):
+            await self._runtime.remove(container_id)
 
-    def _is_lost(self, one: Listed, in_use: frozenset[str]) -> bool:
+    def _is_lost(self, one: ListedContainer, in_use: frozenset[str]) -> bool:
         engine, owner = one.labels.get(LABEL_ENGINE), one.labels.get(LABEL_OWNER)
         if not engine or not owner:
             return False
         if self._identity.engine_id == engine or self._identity.owner_id == owner:
             return one.name not in in_use
         deadline = one.labels.get(LABEL_DEADLINE, "")
-        if one.state in RUNNING_STATES or not deadline.isdecimal() or len(deadline) > 15:
+        if not one.is_stopped or not deadline.isdecimal() or len(deadline) > 15:
             return False
         return int(deadline) + PAST_DEADLINE_S < time.time()
 
@@ -655,15 +666,15 @@ def is_killed(pid: int) -> bool:
 
 @contextmanager
 def for_callers() -> Iterator[None]:
-    """If a DockerError is raised in the block, raise SandboxUnavailable, the error for callers,
-    instead. If it is a DockerNotFound, ignore it.
+    """If a RuntimeFault is raised in the block, raise SandboxUnavailable, the error for callers,
+    instead. If it is a RuntimeNotFound, ignore it.
     """
     # A container that is gone is reported by its channel.
     try:
         yield
-    except DockerNotFound:
+    except RuntimeNotFound:
         pass
-    except DockerError as error:
+    except RuntimeFault as error:
         raise unavailable(error) from None
 
 

@@ -1,12 +1,12 @@
-"""The container wall: runs programs in hardened Docker containers, which are warm (already started)
-if possible.
+"""The container wall: runs programs in hardened containers, which are warm (already started) if
+possible.
 
-Host side. The pipeline and the executors use the wall. The wall uses the supply, the pool and
-Docker. An engine without Docker starts as fast as one with Docker, and refuses only tools that need
-a container. Invariants: if an image is missing, only the calls that need it are refused; a
-container of the pool is returned to the pool after its run; a session's container is never returned
-to the pool, because the session's files and processes stay in it; a session's container counts as
-in use until it is removed.
+Host side. The pipeline and the executors use the wall. The wall uses the supply, the pool and a
+container runtime. An engine without Docker starts as fast as one with Docker, and refuses only
+tools that need a container. Invariants: if an image is missing, only the calls that need it are
+refused; a container of the pool is returned to the pool after its run; a session's container is
+never returned to the pool, because the session's files and processes stay in it; a session's
+container counts as in use until it is removed.
 """
 
 from __future__ import annotations
@@ -49,13 +49,12 @@ from fumehood.sandbox.container.channel import (
 )
 from fumehood.sandbox.container.container import Container
 from fumehood.sandbox.container.disks import Disks
-from fumehood.sandbox.container.docker_api import Docker, DockerConflict, DockerError
 from fumehood.sandbox.container.pool import Kind, Pool
+from fumehood.sandbox.container.runtime import Runtime, RuntimeConflict, RuntimeFault
 from fumehood.sandbox.container.supply import (
     AS_USUAL,
     STOP_DEADLINE_S,
     ContainerSupply,
-    FindImage,
     Making,
     for_callers,
     unavailable,
@@ -83,13 +82,13 @@ MAIN_LANGUAGE = "python"
 """The language whose image a lease uses if it names no image."""
 
 FIRST_LOOK_DELAY_S = 1.0
-"""Seconds from the start to the wall's first look at Docker, unless a call comes earlier. The look
-is delayed because loading Docker's package takes a tenth of a second, which would delay the
+"""Seconds from the start to the wall's first look at the runtime, unless a call comes earlier. The
+look is delayed because loading Docker's package takes a tenth of a second, which would delay the
 engine's start.
 """
 
 LOOK_AGAIN_S = 30.0
-"""Seconds between looks at Docker while Docker can be used and has a configured image. Each look
+"""Seconds between looks at the runtime while it can be used and has a configured image. Each look
 also tidies the pool.
 """
 
@@ -101,9 +100,6 @@ the current run and cleanup.
 RESTART_PAUSE_S = 0.1
 """Seconds between attempts to use or remove a disk that a container still uses."""
 
-TRANSFER_S = 600.0
-"""Maximum seconds to save an image to a file, or to load one."""
-
 NEW = ".new"
 """Suffix of the name of a copy of a disk that will replace the disk."""
 
@@ -111,7 +107,7 @@ STOPPED = "it is stopped"
 DISK_GONE = "the disk is gone"
 
 LOOK_WHILE_AWAY_S = 5.0
-"""Seconds between looks at Docker while Docker cannot be used or has no configured image. They are
+"""Seconds between looks at the runtime while it cannot be used or has no configured image. They are
 short, so that an idle engine soon notices a change.
 """
 
@@ -119,16 +115,15 @@ short, so that an idle engine soon notices a change.
 class ContainerWall(HasImages):
     """Runs programs in containers, while its asynchronous context is entered.
 
-    If `eager` is True, Docker is queried soon after the context is entered, and the containers of
-    sessions outlive this engine. Otherwise, Docker is not queried before the first call. Entering
-    the context never waits for Docker.
+    If `eager` is True, the runtime is queried soon after the context is entered, and the containers
+    of sessions outlive this engine. Otherwise, it is not queried before the first call. Entering
+    the context never waits for it.
     """
 
     def __init__(
         self,
         settings: ContainerSettings,
-        docker: Docker,
-        find_image: FindImage,
+        runtime: Runtime,
         identity: EngineIdentity,
         *,
         making: Making = AS_USUAL,
@@ -139,14 +134,14 @@ class ContainerWall(HasImages):
         on_event: OnEvent = lambda event, values: None,
     ) -> None:
         self.limits = settings.limits
-        self._docker = docker
+        self._runtime = runtime
         self._orphan_s = making.orphan_s
         self._expected: set[str] = set()
         """Names of the containers of an earlier engine's sessions that this engine will take
         over.
         """
-        self.disks = disks or Disks(None, docker)
-        self._additions = additions or Additions(docker)
+        self.disks = disks or Disks(None, runtime)
+        self._additions = additions or Additions(runtime)
         self._disks_in_use: set[str] = set()
         self._ending_disks: set[str] = set()
         """Names of the disks of ended sessions that are not removed yet."""
@@ -154,10 +149,10 @@ class ContainerWall(HasImages):
         self.keeps_sessions = eager
         """Whether the containers of sessions continue to run when this engine ends."""
         self._is_in_use = eager
-        """Whether Docker is queried regularly. If `eager` is True, this is always so. Otherwise, it
-        is so since the first call.
+        """Whether the runtime is queried regularly. If `eager` is True, this is always so.
+        Otherwise, it is so since the first call.
         """
-        self._runtime = settings.runtime
+        self._oci_runtime = settings.runtime
         self._on_event = on_event
         self._stack = AsyncExitStack()
         self._group: anyio.abc.TaskGroup | None = None
@@ -165,8 +160,7 @@ class ContainerWall(HasImages):
         self._held: dict[str, HeldContainer] = {}
         """Name of a session's container → the container, also while it is being removed."""
         self._supply = ContainerSupply(
-            docker,
-            find_image,
+            runtime,
             settings,
             identity,
             making,
@@ -187,8 +181,8 @@ class ContainerWall(HasImages):
 
     def stand_by(self) -> None:
         """Make this wall passive, because another wall manages the engine's containers. A passive
-        wall does not query Docker until its first use. The caller must call this method before it
-        enters the wall's context.
+        wall does not query the runtime until its first use. The caller must call this method before
+        it enters the wall's context.
         """
         self._is_in_use = False
 
@@ -263,29 +257,22 @@ class ContainerWall(HasImages):
         self._additions.add(image.partition(PLUS)[0], lock)
 
     async def save_image(self, image: str, file: IO[bytes]) -> None:
-        """Write an image and its tag to `file`. Another Docker daemon can load the image from this
-        file. Raises SandboxUnavailable if Docker fails.
+        """Write an image and its tag to `file`, from which `load_image` on another host loads it.
+        Raises SandboxUnavailable if the runtime fails.
         """
-
-        def save(client: Any) -> None:
-            tags = client.inspect_image(found.id).get("RepoTags") or [found.id]
-            file.writelines(client.get_image(tags[0]))
-
         found = await self._find(image)
         with for_callers():
-            await self._docker.ask("save an image", save, TRANSFER_S)
+            await self._runtime.save_image(found.id, file)
 
     async def load_image(self, file: IO[bytes]) -> None:
-        """Load an image from a file that `save_image` has written. Raises SandboxUnavailable if
-        Docker fails.
+        """Load an image from a file that `save_image` has written. Raises SandboxUnavailable if the
+        runtime fails.
         """
         with for_callers():
-            await self._docker.ask(
-                "load an image", lambda client: list(client.load_image(file)), TRANSFER_S
-            )
+            await self._runtime.load_image(file)
 
     async def until_host_is_known(self) -> None:
-        """Query Docker for the size of its host, unless the size is already known. Raises
+        """Query the size of the runtime's host, unless the size is already known. Raises
         SandboxUnavailable if the engine is stopping.
         """
         self._begin()
@@ -294,7 +281,7 @@ class ContainerWall(HasImages):
 
     @property
     def host(self) -> HostSize:
-        """The size of Docker's host. Both values are zero if the size is not known."""
+        """The size of the runtime's host. Both values are zero if the size is not known."""
         return self._supply.host
 
     def image_for(self, language: str) -> str:
@@ -309,7 +296,7 @@ class ContainerWall(HasImages):
         return name
 
     async def look_again(self) -> None:
-        """Query Docker for its state and the images again, and wait a bounded time for the results.
+        """Query the runtime's state and the images again, and wait a bounded time for the results.
 
         Raises:
             SandboxUnavailable: the engine is stopping.
@@ -323,19 +310,19 @@ class ContainerWall(HasImages):
 
         Raises:
             ImageMissing: the image does not exist.
-            SandboxUnavailable: Docker cannot be used.
+            SandboxUnavailable: the runtime cannot be used.
         """
         return self.facts(image, (await self._find(image)).id)
 
     def facts(self, image: str, digest: str) -> JsonObject:
-        """Return the same facts as `facts_of`, without a query to Docker. `digest` is the digest of
-        the image `image`.
+        """Return the same facts as `facts_of`, without a query to the runtime. `digest` is the
+        digest of the image `image`.
         """
         lock = self.lock_text(image)
         return {
             "image": image,
             "image_digest": digest,
-            "runtime": self._runtime or "default",
+            "runtime": self._oci_runtime or "default",
             **({"packages": list(pins_of(lock))} if lock else {}),
         }
 
@@ -480,8 +467,8 @@ class ContainerWall(HasImages):
             try:
                 await self.disks.attach(disk.volume)
                 break
-            except DockerConflict:  # by a container that a killed engine was creating or removing
-                with suppress(DockerError):
+            except RuntimeConflict:  # by a container that a killed engine was creating or removing
+                with suppress(RuntimeFault):
                     await self._supply.sweep()
                 await anyio.sleep(RESTART_PAUSE_S)
         if held.lost is not None:
@@ -634,7 +621,7 @@ class ContainerWall(HasImages):
         return [*self._supply.unsettled, *self._pool.names, *self._held, *self._expected]
 
     def _begin(self) -> None:
-        """Start to query Docker regularly, unless this was already started. Raises
+        """Start to query the runtime regularly, unless this was already started. Raises
         SandboxUnavailable if the engine is stopping.
         """
         if self._group is None or self._is_stopping:
@@ -644,9 +631,8 @@ class ContainerWall(HasImages):
             self.start_soon(self._keep_looking)
 
     def _looked(self) -> None:
-        """Apply the results of the last query of Docker's state and images. If Docker cannot be
-        used, refuse the waiting calls. Otherwise, destroy unused containers whose image is
-        outdated.
+        """Apply the results of the last look. If the runtime cannot be used, refuse the waiting
+        calls. Otherwise, destroy unused containers whose image is outdated.
         """
         if self._supply.down is not None:
             self._pool.refuse_waiting(unavailable(self._supply.down))
@@ -655,7 +641,7 @@ class ContainerWall(HasImages):
             self._pool.retire(lambda container: container.image_id not in ids)
 
     async def _keep_looking(self) -> None:
-        """Query Docker's state and images at regular intervals. After each query, remove containers
+        """Look at the runtime at regular intervals. After each query, remove containers
         and disks that are no longer in use, and tidy the pool.
         """
         await anyio.sleep(FIRST_LOOK_DELAY_S)
@@ -672,7 +658,7 @@ class ContainerWall(HasImages):
                         self._sweep_disks,
                     )
                     for sweep in sweeps:
-                        with suppress(DockerError):
+                        with suppress(RuntimeFault):
                             await sweep()
                     # While a limit is missing, no call is admitted, so only a warm container can
                     # show that the limit is enforced again.
@@ -681,7 +667,7 @@ class ContainerWall(HasImages):
 
     async def _find_dead(self) -> None:
         """Find sessions' containers that have ended although their channels did not report it, and
-        mark them as ended. Raises DockerError.
+        mark them as ended. Raises RuntimeFault.
         """
         for held in list(self._held.values()):
             await held.look()
@@ -704,7 +690,8 @@ class ContainerWall(HasImages):
         """Remove the disks of sessions that have just ended. Wait at most `STOP_DEADLINE_S` seconds
         until they are removed.
         """
-        # This takes time because a disk cannot be removed before Docker has removed its container.
+        # This takes time because a disk cannot be removed before the runtime has removed its
+        # container.
         self._disks_in_use -= self._ending_disks
         with anyio.move_on_after(STOP_DEADLINE_S, shield=True):
             await self._sweep_disks()
@@ -803,7 +790,7 @@ class HeldContainer:
         returns None if it is gone. If this engine created the container, `take_over` is None.
         """
         self.name = name
-        """The container's name in Docker."""
+        """The container's name in the runtime."""
         self.node = ""
         self.container: Container | None = None
         self.image = image
@@ -818,7 +805,7 @@ class HeldContainer:
         container runs.
         """
         self.gone = asyncio.Event()
-        """Set when Docker has removed the container after the end of the session."""
+        """Set when the runtime has removed the container after the end of the session."""
         self._wall = wall
         self._supply = supply
         self._on_lost = on_lost
@@ -922,7 +909,7 @@ class HeldContainer:
 
     async def take_over(self) -> None:
         """Connect to the container that an earlier engine created. If the container is frozen, do
-        nothing. If Docker cannot be used, wait and try again.
+        nothing. If the runtime cannot be used, wait and try again.
 
         If the container is gone, a session with a disk becomes stopped, and any other session is
         lost.
@@ -939,11 +926,11 @@ class HeldContainer:
                 return
 
     async def look(self) -> None:
-        """If the container is frozen or not yet taken over, find out from Docker whether it has
-        ended. If it has, a session with a disk becomes stopped, and any other session is lost.
+        """If the container is frozen or not yet taken over, find out from the runtime whether it
+        has ended. If it has, a session with a disk becomes stopped, and any other session is lost.
 
         Raises:
-            DockerError: Docker cannot be queried now.
+            RuntimeFault: the runtime cannot be queried now.
         """
         # In all other cases, the container's channel reports the end.
         if self._changing.locked():  # the operation in progress will detect it
@@ -985,7 +972,7 @@ class HeldContainer:
         return await self._wall.facts_of(image)
 
     async def _until_removed(self) -> None:
-        """If the session is stopped, wait until Docker has removed its container. Raises
+        """If the session is stopped, wait until the runtime has removed its container. Raises
         SandboxUnavailable if that takes too long.
         """
         # Until then, the container uses the disk.
@@ -1098,7 +1085,7 @@ class HeldContainer:
         self.on_end(why)
 
     async def until_gone(self) -> None:
-        """Wait until Docker has removed the container."""
+        """Wait until the runtime has removed the container."""
         await self.gone.wait()
 
     # -- events of the container ---------------------------------------------------------

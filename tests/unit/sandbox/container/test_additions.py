@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from docker.errors import NotFound
 
 from fumehood.core.errors import InvalidParams, SandboxUnavailable
 from fumehood.sandbox.container.additions import Additions, ImageMaker
@@ -24,7 +23,7 @@ BASE = Image(
 
 
 class Layers:
-    """Docker with layers alone, by their tags."""
+    """A runtime with layers alone, by their tags."""
 
     def __init__(self) -> None:
         self.by_tag: dict[str, str] = {}
@@ -32,13 +31,8 @@ class Layers:
     def put(self, base: str, lock: str) -> None:
         self.by_tag[f"{LAYERS}:{layer_tag(base, lock)}"] = f"on {base}"
 
-    def inspect_image(self, tag: str) -> dict[str, str]:
-        if tag not in self.by_tag:
-            raise NotFound(tag)
-        return {"Id": self.by_tag[tag]}
-
-    async def ask(self, what: str, call: Callable[[Any], Any], deadline_s: float) -> Any:
-        return call(self)
+    async def find_layer(self, base: str, lock: str) -> str | None:
+        return self.by_tag.get(f"{LAYERS}:{layer_tag(base, lock)}")
 
 
 class Maker(ImageMaker):

@@ -11,8 +11,6 @@ from typing import Any
 
 import anyio
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from fumehood.core.errors import (
     MAX_MESSAGE_CHARACTERS,
@@ -21,6 +19,7 @@ from fumehood.core.errors import (
     SandboxUnavailable,
 )
 from fumehood.core.limits import Limit, Limits
+from fumehood.docker.streams import DockerStreams
 from fumehood.protocol import framing
 from fumehood.protocol.container_frames import PART_CHARACTERS
 from fumehood.protocol.framing import FrameError
@@ -29,13 +28,14 @@ from fumehood.sandbox.container.channel import (
     USUAL_CLOCKS,
     Channel,
     Clocks,
-    Demultiplexer,
     needs_preloaded,
 )
 from fumehood.sandbox.container.container import Container, ContainerFailed
+from fumehood.sandbox.container.supply import ProgramStreams
 from fumehood.sandbox.streams import MAX_UNREAD_BYTES, Stream, StreamKind, StreamPort
 from fumehood.sandbox.wall import NO_SINKS, RunEnding, RunSinks
-from support.scripted_guest import LIMITS, READY, SHORT_CLOCKS, ScriptedGuest, ended, record, reset
+from support.fake_docker import record
+from support.scripted_guest import LIMITS, READY, SHORT_CLOCKS, ScriptedGuest, Wire, ended, reset
 
 pytestmark = pytest.mark.anyio
 
@@ -157,15 +157,21 @@ async def test_invalid_message_after_the_ending_keeps_the_answer_and_ends_the_co
 
 
 RAW = {
-    "huge-frame": record(1, b"\xff\xff\xff\xff"),
-    "not-json": record(1, framing.HEADER.pack(3) + b"abc"),
-    "not-an-object": record(1, framing.HEADER.pack(2) + b"[]"),
-    "deep-json": record(1, framing.HEADER.pack(400) + b"[" * 400),
-    "nan": record(1, framing.HEADER.pack(9) + b'{"a":NaN}'),
-    "no-docker-record": b"HTTP/1.1 200 OK\r\n\r\n",
-    "right-frame-after-a-wrong-one": record(1, framing.encode({"op": "exec"}))
-    + record(1, framing.encode(ended())),
+    "huge-frame": b"\xff\xff\xff\xff",
+    "not-json": framing.HEADER.pack(3) + b"abc",
+    "not-an-object": framing.HEADER.pack(2) + b"[]",
+    "deep-json": framing.HEADER.pack(400) + b"[" * 400,
+    "nan": framing.HEADER.pack(9) + b'{"a":NaN}',
+    "not-a-frame": b"HTTP/1.1 200 OK\r\n\r\n",
+    "right-frame-after-a-wrong-one": framing.encode({"op": "exec"}) + framing.encode(ended()),
 }
+
+
+async def test_broken_framing_of_the_runtime_loses_the_run_and_ends_the_container() -> None:
+    guest, task = await begun()
+    guest.channel.stream_broken("no record")
+    assert (await task).ended_by is EndedBy.SANDBOX_LOST
+    assert guest.channel.why == "it sent what it must not: no record"
 
 
 @pytest.mark.parametrize("name", RAW)
@@ -179,7 +185,7 @@ async def test_malformed_frame_loses_the_run_and_ends_the_container(name: str) -
 async def test_guest_stderr_is_kept_for_the_log_up_to_a_cap() -> None:
     guest, task = await begun()
     for _ in range(100):
-        guest.sends(b"x" * 100, stream=2)
+        guest.channel.errors_received(b"x" * 100)
     assert not task.done()
     assert len(guest.channel.complaint) == MAX_MESSAGE_CHARACTERS
     guest.says(ended())
@@ -270,29 +276,6 @@ async def test_cancelled_run_reports_its_ending_before_it_raises(how: str) -> No
     assert "".join(printed).startswith("so far")
     assert ("".join(printed) == "so far, and more") is (how == "ended")
     assert guest.channel.dead.is_set() is (how in ("silent", "dead"))
-
-
-# -- Docker's multiplexed stream -----------------------------------------------------------
-
-
-@given(
-    st.lists(st.tuples(st.sampled_from([1, 2]), st.binary(max_size=50)), max_size=20),
-    st.lists(st.integers(1, 30), min_size=1, max_size=50),
-)
-def test_docker_streams_are_reassembled_from_any_chunks(
-    records: list[tuple[int, bytes]], cuts: list[int]
-) -> None:
-    wire = b"".join(record(stream, payload) for stream, payload in records)
-    demultiplexer = Demultiplexer()
-    got = {1: b"", 2: b""}
-    position = turn = 0
-    while position < len(wire):
-        step = cuts[turn % len(cuts)]
-        for stream, piece in demultiplexer.feed(wire[position : position + step]):
-            got[stream] += piece
-        position, turn = position + step, turn + 1
-    for stream in (1, 2):
-        assert got[stream] == b"".join(payload for which, payload in records if which == stream)
 
 
 # -- the choice between two processes ------------------------------------------------------
@@ -549,14 +532,14 @@ def test_importing_a_module_of_a_stream_needs_no_preloaded_module() -> None:
 
 
 class _Docker:
-    """Runs a command that has said something before its stream is there."""
+    """Runs a relay that has said something before its stream is there."""
 
     def __init__(self, said: bytes) -> None:
         self.said = said
         self.ours, self.guests = socket.socketpair()
 
-    async def launch_in(self, name: str, command: object) -> tuple[socket.socket, bytes]:
-        return self.ours, self.said
+    async def take_over(self, name: str, epoch: int) -> DockerStreams:
+        return DockerStreams(self.ours, self.said)
 
 
 async def take_over(docker: Any) -> Container:
@@ -579,3 +562,14 @@ async def test_guest_that_lied_before_its_stream_was_there_is_refused_and_left()
     docker.guests.settimeout(10)
     assert await anyio.to_thread.run_sync(docker.guests.recv, 1) == b""
     docker.guests.close()
+
+
+@pytest.mark.parametrize("is_early", [False, True])
+async def test_program_whose_framing_breaks_is_disconnected(is_early: bool) -> None:
+    wire, program = Wire(), ProgramStreams()
+    if not is_early:
+        program.connection_made(wire)
+    program.stream_broken("no record")
+    if is_early:
+        program.connection_made(wire)
+    assert wire.is_aborted

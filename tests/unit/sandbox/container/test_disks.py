@@ -14,9 +14,9 @@ import pytest
 
 from fumehood.core.errors import SandboxUnavailable
 from fumehood.core.limits import MB
+from fumehood.docker.api import Docker
 from fumehood.sandbox.container import disks
 from fumehood.sandbox.container.disks import SPARED_BYTES, Disks
-from fumehood.sandbox.container.docker_api import Docker
 
 pytestmark = [pytest.mark.anyio, pytest.mark.row("S11")]
 
@@ -43,8 +43,8 @@ def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Disks:
     async def done(*arguments: object) -> None:
         """Docker makes and removes everything."""
 
-    monkeypatch.setattr(docker, "create_volume", done)
-    monkeypatch.setattr(docker, "remove_volume", done)
+    monkeypatch.setattr(docker, "attach_disk", done)
+    monkeypatch.setattr(docker, "detach_disk", done)
     return Disks(tmp_path / "disks", docker)
 
 

@@ -7,9 +7,9 @@ from typing import Any
 import anyio
 import pytest
 
-from fumehood.core.json_types import JsonObject
+from fumehood.docker.api import RUNNING_STATES, DockerNotRunning
 from fumehood.sandbox.container import supply
-from fumehood.sandbox.container.docker_api import DockerNotRunning, Listed
+from fumehood.sandbox.container.runtime import ContainerState, ListedContainer
 from fumehood.sandbox.container.supply import AS_USUAL, ContainerSupply
 from fumehood.sandbox.settings import ContainerSettings, EngineIdentity
 from support.fake_docker import FakeDocker
@@ -22,13 +22,13 @@ LONG_PAST, PAST, COMING = NOW - 3600, NOW - 10, NOW + 3600
 
 def container(
     name: str, engine: str, owner: str, state: str = "running", deadline: object = COMING
-) -> Listed:
+) -> ListedContainer:
     labels = {
         "fumehood.engine": engine,
         "fumehood.owner": owner,
         "fumehood.deadline": str(deadline),
     }
-    return Listed(f"id-of-{name}", name, state, labels)
+    return ListedContainer(f"id-of-{name}", name, state not in RUNNING_STATES, labels)
 
 
 @pytest.fixture(autouse=True)
@@ -39,7 +39,7 @@ def _now(monkeypatch: pytest.MonkeyPatch) -> None:
 def reaper(docker: FakeDocker, *in_use: str) -> ContainerSupply:
     unused: Any = None  # it makes no containers
     return ContainerSupply(
-        docker, unused, ContainerSettings(), EngineIdentity("me", "my-state"), AS_USUAL, unused,
+        docker, ContainerSettings(), EngineIdentity("me", "my-state"), AS_USUAL, unused,
         lambda: in_use, unused, unused, lambda event, values: None,
     )  # fmt: skip
 
@@ -62,12 +62,14 @@ def reaper(docker: FakeDocker, *in_use: str) -> ContainerSupply:
         (container("without-a-deadline", "other", "other-state", "exited", ""), False),
         (container("deadline-of-nonsense", "other", "other-state", "exited", "-1"), False),
         (container("deadline-of-digits", "other", "other-state", "exited", "9" * 5000), False),
-        (Listed("x", "no-owner", "exited", {"fumehood.engine": "me"}), False),
-        (Listed("x", "foreign", "exited", {"com.example": "me"}), False),
+        (ListedContainer("x", "no-owner", True, {"fumehood.engine": "me"}), False),
+        (ListedContainer("x", "foreign", True, {"com.example": "me"}), False),
     ],
-    ids=lambda value: value.name if isinstance(value, Listed) else "",
+    ids=lambda value: value.name if isinstance(value, ListedContainer) else "",
 )  # fmt: skip
-async def test_sweep_removes_exactly_the_unused_containers(found: Listed, goes: bool) -> None:
+async def test_sweep_removes_exactly_the_unused_containers(
+    found: ListedContainer, goes: bool
+) -> None:
     docker = FakeDocker(None, containers={found.id: found})
     await reaper(docker, "in-use").sweep()
     assert docker.removed == ([found.name] if goes else [])
@@ -102,15 +104,17 @@ async def test_stop_succeeds_while_docker_is_unavailable() -> None:
 async def test_pid_of_a_remote_docker_is_not_looked_up_on_this_machine(
     monkeypatch: pytest.MonkeyPatch, *, is_local: bool
 ) -> None:
-    docker = FakeDocker(None, last_state={"Running": True, "Paused": True, "Pid": 4711})
+    docker = FakeDocker(None, last_state=ContainerState(is_running=True, is_paused=True, pid=4711))
     docker.is_local = is_local
     monkeypatch.setattr(supply, "is_killed", lambda pid: pid == 4711)
     assert await reaper(docker).is_dead("frozen") is is_local
 
 
-@pytest.mark.parametrize(("state", "is_dead"), [({"Running": True}, False), ({}, True)])
+@pytest.mark.parametrize(
+    ("state", "is_dead"), [(ContainerState(is_running=True), False), (ContainerState(), True)]
+)
 async def test_docker_says_whether_a_remote_container_has_ended(
-    state: JsonObject, *, is_dead: bool
+    state: ContainerState, *, is_dead: bool
 ) -> None:
     docker = FakeDocker(None, last_state=state, is_local=False)
     assert await reaper(docker).is_dead("frozen") is is_dead

@@ -15,8 +15,7 @@ from typing import ClassVar
 import anyio
 import pytest
 
-from fumehood.sandbox.bounded_threads import BoundedThreads
-from fumehood.sandbox.container.docker_api import (
+from fumehood.docker.api import (
     FREEZE_PAUSES_S,
     Docker,
     DockerConflict,
@@ -25,6 +24,7 @@ from fumehood.sandbox.container.docker_api import (
     DockerNotSupported,
     DockerTimeout,
 )
+from fumehood.sandbox.bounded_threads import BoundedThreads
 
 pytestmark = pytest.mark.anyio
 
@@ -177,12 +177,12 @@ async def test_stream_has_what_came_with_the_head_of_its_response(
 ) -> None:
     monkeypatch.setattr(_Upgrading, "said", said)
     with serving(tmp_path, _Upgrading) as docker:
-        stream, begun = await docker.launch_in("name", ("relay",))
-        with stream:
+        streams = await docker.take_over("name", 1)
+        with streams._stream as stream:
             stream.setblocking(True)
             stream.sendall(b"hello")
             rest = stream.recv(100, socket.MSG_WAITALL)
-    assert begun + rest == said + b"hello"
+    assert streams._begun + rest == said + b"hello"
 
 
 MOUNT_FAILED = (
@@ -222,7 +222,7 @@ async def test_refused_request_is_named_with_its_answer_and_no_path_of_the_host(
     monkeypatch.setattr(_Refusing, "status", status)
     monkeypatch.setattr(_Refusing, "words", words)
     with serving(tmp_path, _Refusing) as docker, pytest.raises(DockerError) as refused:
-        await docker.create_volume("v", {})
+        await docker.attach_disk("v", "/dev/loop5")
     assert type(refused.value) is kind
     assert refused.value.message == f"Docker did not create a volume: {answer}."
     assert words in str(refused.value)  # for the operator's log

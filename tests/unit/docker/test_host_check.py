@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from fumehood.sandbox.container.docker_api import why_unfit
+from fumehood.docker.host import why_unfit
 from support.fake_docker import GOOD_INFO
 
 ROOTLESS = ["name=seccomp,profile=builtin", "name=rootless", "name=cgroupns"]

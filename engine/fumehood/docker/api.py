@@ -1,4 +1,5 @@
-"""The connection to Docker, the requests that the container wall sends to Docker, and their errors.
+"""The runtime Docker: the connection to Docker, the requests of the container wall, and their
+errors.
 
 Host side, and dangerous: access to Docker is root access to its host. Invariants: what a caller, a
 tool or a guest has sent reaches a request only through a `ContainerSpec`; no request pulls or
@@ -15,10 +16,6 @@ Commands and tests may block, so they use the client itself, which `open_docker`
 function checks that a daemon answers, because an installed `docker` program does not prove that
 there is a daemon.
 
-The second half of this module checks the requirements on Docker and its host. Docker only warns
-about a limit that the operating system cannot enforce. So these requirements are checked before
-containers are created. A property that Docker does not report counts as missing.
-
 `DOCKER_HOST` may be `unix://…` or `tcp://…`. The engine refuses encrypted connections, because the
 channel to a guest is the socket itself, which is passed to the event loop. `open_docker` accepts
 TLS.
@@ -32,15 +29,34 @@ import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, TYPE_CHECKING, Any
 
 import anyio
 
 from fumehood.core.errors import EngineError
 from fumehood.core.json_types import JsonObject
+from fumehood.core.limits import MB
+from fumehood.docker.bodies import create_body, relay_command
+from fumehood.docker.host import may_swap, why_unfit
+from fumehood.docker.streams import DockerStreams
 from fumehood.sandbox.bounded_threads import Answer, BoundedThreads
+from fumehood.sandbox.container.runtime import (
+    ContainerState,
+    LimitsRefused,
+    ListedContainer,
+    RuntimeConflict,
+    RuntimeFault,
+    RuntimeHost,
+    RuntimeNotFound,
+    RuntimeTimeout,
+    RuntimeUnreachable,
+)
+from fumehood.sandbox.container.spec import ContainerSpec
+from fumehood.sandbox.wall import HostSize
+
+if TYPE_CHECKING:
+    from fumehood.sandbox.images.catalog import Image
 
 DEFAULT_HOST = "unix:///var/run/docker.sock"
 THREADS = 16
@@ -77,30 +93,29 @@ OPEN_S = 10.0
 otherwise.
 """
 
+TRANSFER_S = 600.0
+"""Deadline in seconds for saving or loading an image."""
+
+RUNNING_STATES = frozenset({"running", "paused", "restarting"})
+"""Docker's states for a container that has not stopped."""
+
 ATTACH = {"stdin": 1, "stdout": 1, "stderr": 1, "stream": 1}
 """Parameters of the request that attaches to a container's streams."""
 
 
-class DockerError(Exception):
-    """Docker cannot be used, or a request to it failed.
-
-    The text of the exception is for the operator: it may quote Docker, including paths of the host.
-    """
+class DockerError(RuntimeFault):
+    """Docker cannot be used, or a request to it failed."""
 
     message = "A request to Docker failed."
-    """The text for callers, without paths of the host. `Docker.ask` replaces it by one that names
-    the request and the reason.
+    """The text for callers. `Docker.ask` replaces it by one that names the request and the reason.
     """
-    remedy = "Its log and the engine's say more."
-    heals = True
-    """Whether the fault may disappear without the operator's help, for example after a restart."""
     reason = ""
     """Why Docker refused a request, in words for callers: the HTTP status, and the cause if it is
     in `KNOWN_CAUSES`.
     """
 
 
-class DockerUnreachable(DockerError):
+class DockerUnreachable(DockerError, RuntimeUnreachable):
     """The engine cannot reach a Docker daemon: the address is wrong, no daemon listens there, or
     the engine has no access to it.
     """
@@ -135,53 +150,46 @@ class DockerNotSupported(DockerUnreachable):
     remedy = "Set DOCKER_HOST to a unix:// or a tcp:// address."
 
 
-class DockerTimeout(DockerError):
+class DockerTimeout(DockerError, RuntimeTimeout):
     """Docker did not answer in time."""
 
     message = "Docker does not answer in time."
-    remedy = "See its log, and restart it if it hangs."
 
 
-class DockerNotFound(DockerError):
+class DockerNotFound(DockerError, RuntimeNotFound):
     """The container, image or volume does not exist."""
 
 
-class DockerConflict(DockerError):
+class DockerConflict(DockerError, RuntimeConflict):
     """A name is already taken, a volume is in use, or the state of a container forbids the
     request.
     """
 
 
-class DockerWarned(DockerError):
+class DockerWarned(DockerError, LimitsRefused):
     """Docker has created a container with a warning. Such a warning is about a limit that the
     host's operating system cannot enforce, and that Docker therefore ignores.
     """
 
     message = "Docker cannot apply all limits of a container."
-    remedy = "Run `fumehood doctor` to see why."
-    heals = False
-
-
-@dataclass(frozen=True, slots=True)
-class Listed:
-    """One container in Docker's list of containers."""
-
-    id: str
-    name: str
-    state: str
-    labels: Mapping[str, str]
 
 
 class Docker:
-    """The Docker daemon at `DOCKER_HOST`. Creating this object does not connect to the daemon."""
+    """The runtime Docker: the daemon at `DOCKER_HOST`. Creating this object does not connect to the
+    daemon. `own_images` is the folder with the operator's own image recipes, the files from which
+    images are built.
+    """
 
-    def __init__(self, environment: Mapping[str, str]) -> None:
+    name = "Docker"
+
+    def __init__(self, environment: Mapping[str, str], own_images: Path | None = None) -> None:
         self.host = docker_host(environment)
+        self._own_images = own_images
         self._wants_tls = bool(environment.get("DOCKER_TLS_VERIFY"))
         self._threads = BoundedThreads(THREADS, "docker")
         self._making = threading.Lock()
         self._client: Any = None
-        self.failure: DockerUnreachable | None = None
+        self.failure: RuntimeUnreachable | None = None
         """Why the last request did not reach a daemon. None if it reached one."""
 
     @property
@@ -193,38 +201,41 @@ class Docker:
         """Return Docker's system information, which describes the daemon and its host."""
         return await self.ask("describe itself", lambda client: client.info(), QUICK_S)
 
-    async def launch(self, body: JsonObject, name: str) -> tuple[str, socket.socket]:
-        """Create a container with the name `name`, attach to its streams and start it. `body` is
-        the body of the request that creates it.
+    async def examine_host(self, oci_runtime: str | None) -> RuntimeHost:
+        """Examine Docker's host. `oci_runtime` is the name of the configured OCI runtime."""
+        info = await self.info()
+        has_swap = may_swap(is_local=self.is_local)
+        return RuntimeHost(
+            HostSize(int(info.get("MemTotal") or 0) // MB, int(info.get("NCPU") or 0)),
+            why_unfit(info, runtime=oci_runtime, has_swap=has_swap),
+        )
 
-        Return the container's id, and its three streams as one socket. The caller must close the
-        socket. If this method fails, a created container may be left under `name`.
+    async def launch(self, spec: ContainerSpec) -> tuple[str, DockerStreams]:
+        """Create a container, attach to its streams and start it. Return its id and the streams. If
+        this method fails, a created container may be left under its name.
 
         Raises:
             DockerWarned: Docker could not apply a setting; the container was not started.
         """
+        body = create_body(spec)
         return await self.ask(
             "start a container",
-            lambda client: _launch(client, body, name),
+            lambda client: _launch(client, body, spec.name),
             LAUNCH_S,
             unwanted=lambda launched: launched[1].close(),
         )
 
-    async def launch_in(
-        self, container_id: str, command: tuple[str, ...]
-    ) -> tuple[socket.socket, bytes]:
-        """Run a command as root in a running container. Return the command's streams as one socket,
-        and the bytes that have already been read from this socket. The caller must close the
-        socket.
+    async def take_over(self, name: str, epoch: int) -> DockerStreams:
+        """Run, as root in a running container, the relay to its guest. Return the relay's streams.
 
         Raises:
             DockerNotFound, DockerConflict: the container is gone, or not running.
         """
         return await self.ask(
             "start a program in a container",
-            lambda client: _launch_in(client, container_id, command),
+            lambda client: _launch_in(client, name, relay_command(epoch)),
             LAUNCH_S,
-            unwanted=lambda launched: launched[0].close(),
+            unwanted=DockerStreams.close,
         )
 
     async def inspect(self, container_id: str) -> JsonObject:
@@ -238,12 +249,22 @@ class Docker:
         )
         return found
 
-    async def state(self, container_id: str) -> JsonObject:
-        """Return the field `State` of Docker's description of a container. Raises DockerNotFound if
-        the container does not exist.
+    async def state(self, name: str) -> ContainerState:
+        """Return the state of a container, given its name or id. Raises DockerNotFound if the
+        container does not exist.
         """
-        state: JsonObject = (await self.inspect(container_id))["State"]
-        return state
+        found = await self.inspect(name)
+        state = found["State"]
+        return ContainerState(
+            is_running=bool(state.get("Running")),
+            is_paused=bool(state.get("Paused")),
+            exit_code=state.get("ExitCode"),
+            out_of_memory=state.get("OOMKilled") is True,
+            pid=int(state.get("Pid") or 0),
+            image_id=str(found.get("Image", "")),
+            runtime=str(found["HostConfig"].get("Runtime", "")),
+            labels=found["Config"]["Labels"] or {},
+        )
 
     async def pause(self, container_id: str) -> None:
         """Freeze all processes of a container. Do nothing if they are already frozen.
@@ -274,21 +295,22 @@ class Docker:
                 "continue a container", lambda client: client.unpause(container_id), QUICK_S
             )
         except DockerError:
-            if (await self.state(container_id)).get("Paused"):
+            if (await self.state(container_id)).is_paused:
                 raise
 
-    async def create_volume(self, name: str, options: Mapping[str, str]) -> None:
-        """Create a volume with Docker's driver `local`. `options` are the options `type`, `device`
-        and `o` of this driver, which mean the same as for mount(8).
+    async def attach_disk(self, name: str, device: str) -> None:
+        """Create a volume with the name of the disk, which Docker mounts from the block device
+        `device`.
         """
+        options = {"type": "ext4", "device": device, "o": "nosuid,nodev,noatime"}
         await self.ask(
             "create a volume",
-            lambda client: client.create_volume(name, driver="local", driver_opts=dict(options)),
+            lambda client: client.create_volume(name, driver="local", driver_opts=options),
             SLOW_S,
         )
 
-    async def remove_volume(self, name: str) -> None:
-        """Remove a volume. Do nothing if it does not exist.
+    async def detach_disk(self, name: str) -> None:
+        """Remove the volume of a disk. Do nothing if it does not exist.
 
         Raises:
             DockerConflict: a container uses the volume.
@@ -307,7 +329,7 @@ class Docker:
                 SLOW_S,
             )
 
-    async def list(self, label: str) -> list[Listed]:
+    async def list(self, label: str) -> list[ListedContainer]:
         """Return all containers that have the label `label` (`name` or `name=value`), including
         stopped containers.
         """
@@ -317,14 +339,49 @@ class Docker:
             QUICK_S,
         )
         return [
-            Listed(
+            ListedContainer(
                 str(one["Id"]),
                 str((one.get("Names") or ["/"])[0]).lstrip("/"),
-                str(one.get("State", "")),
+                one.get("State", "") not in RUNNING_STATES,
                 dict(one.get("Labels") or {}),
             )
             for one in found
         ]
+
+    # `docker.images` is imported late, because it loads Docker's package, which an engine without
+    # Docker must not.
+
+    async def find_image(self, name: str) -> Image:
+        """Return the newest current image with this name. Raises ImageMissing if there is none."""
+        from fumehood.docker.images import find_image
+
+        own = self._own_images
+        return await self.ask(
+            "find an image", lambda client: find_image(client, name, own=own), QUICK_S
+        )
+
+    async def find_layer(self, base: str, lock: str) -> str | None:
+        """Return the id of the image that adds to the image with the id `base` what `lock` names,
+        or None if it does not exist.
+        """
+        from fumehood.docker.images import find_layer
+
+        return await self.ask(
+            "find an image", lambda client: find_layer(client, base, lock), QUICK_S
+        )
+
+    async def save_image(self, image_id: str, file: IO[bytes]) -> None:
+        """Write an image and its tag to `file`, from which another daemon can load them."""
+
+        def save(client: Any) -> None:
+            tags = client.inspect_image(image_id).get("RepoTags") or [image_id]
+            file.writelines(client.get_image(tags[0]))
+
+        await self.ask("save an image", save, TRANSFER_S)
+
+    async def load_image(self, file: IO[bytes]) -> None:
+        """Load an image from a file that `save_image` has written."""
+        await self.ask("load an image", lambda client: list(client.load_image(file)), TRANSFER_S)
 
     async def ask(
         self,
@@ -445,7 +502,7 @@ def _make_client(host: str, timeout_s: float, **tls: Any) -> Any:
     return Client(host, version="auto", timeout=timeout_s, **tls)
 
 
-def _launch(client: Any, body: JsonObject, name: str) -> tuple[str, socket.socket]:
+def _launch(client: Any, body: JsonObject, name: str) -> tuple[str, DockerStreams]:
     created = client.create_container_from_config(body, name)
     if created.get("Warnings"):
         raise DockerWarned("; ".join(map(str, created["Warnings"])))
@@ -455,14 +512,12 @@ def _launch(client: Any, body: JsonObject, name: str) -> tuple[str, socket.socke
     except BaseException:
         stream.close()
         raise
-    return str(created["Id"]), stream
+    return str(created["Id"]), DockerStreams(stream)
 
 
-def _launch_in(
-    client: Any, container_id: str, command: tuple[str, ...]
-) -> tuple[socket.socket, bytes]:
+def _launch_in(client: Any, container_id: str, command: tuple[str, ...]) -> DockerStreams:
     made = client.exec_create(container_id, list(command), stdin=True, user="0:0")
-    return _detached(client.exec_start(made["Id"], socket=True))
+    return DockerStreams(*_detached(client.exec_start(made["Id"], socket=True)))
 
 
 def _detached(attached: Any) -> tuple[socket.socket, bytes]:
@@ -552,134 +607,3 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
         yield error
         inner = [part for part in error.args if isinstance(part, BaseException)]
         error = inner[0] if inner else error.__cause__ or error.__context__
-
-
-LIMITS = {"MemoryLimit": "memory", "CpuCfsQuota": "cpu", "PidsLimit": "pids"}
-"""Field of Docker's system information → the cgroup controller that enforces the limit."""
-
-
-@dataclass(frozen=True, slots=True)
-class Unfit:
-    """A reason why a host cannot run containers with all limits: `message` states the problem, and
-    `remedy` says how to solve it. Both texts are for callers.
-    """
-
-    message: str
-    remedy: str
-    heals: bool = False
-    """Whether the problem may disappear without the operator's help, so that a call may be
-    repeated.
-    """
-
-
-@dataclass(frozen=True, slots=True)
-class HostCheck:
-    """The result of checking one requirement on the host. `found` describes what the host has.
-    `unfit` says why the host does not meet the requirement, or is None if it does.
-    """
-
-    name: str
-    found: str
-    unfit: Unfit | None = None
-
-
-def host_checks(
-    info: JsonObject, *, runtime: str | None, has_swap: bool | None
-) -> tuple[HostCheck, ...]:
-    """Check all requirements on Docker's host, and return one result for each. `info` is Docker's
-    system information, and `runtime` the configured OCI runtime. `has_swap` says whether the host
-    has swap space; None means that this is unknown.
-
-    *Source*: Docker Engine API 1.41, SystemInfo.
-    """
-    options = [str(option) for option in info.get("SecurityOptions") or ()]
-    return (
-        _system(info),
-        _control_groups(info, options),
-        _swap(info, has_swap),
-        _seccomp(options),
-        _runtimes(info, runtime),
-    )
-
-
-def why_unfit(info: JsonObject, *, runtime: str | None, has_swap: bool | None) -> Unfit | None:
-    """Return the first fault that `host_checks` finds with these arguments, or None if Docker's
-    host meets all requirements.
-    """
-    checks = host_checks(info, runtime=runtime, has_swap=has_swap)
-    return next((check.unfit for check in checks if check.unfit is not None), None)
-
-
-def may_swap(*, is_local: bool) -> bool | None:
-    """Return whether Docker's host has swap space. `is_local` says whether Docker's host is this
-    machine. If it is not, the answer is unknown, and the result is None.
-    """
-    try:
-        swaps = Path("/proc/swaps").read_text(encoding="ascii") if is_local else None
-    except (OSError, UnicodeDecodeError):
-        return None
-    return len(swaps.splitlines()) > 1 if swaps is not None else None
-
-
-def _system(info: JsonObject) -> HostCheck:
-    unfit = Unfit("Docker does not run Linux containers.", "Use a Docker engine on Linux.")
-    system = str(info.get("OSType"))
-    return HostCheck("system", system, unfit if system != "linux" else None)
-
-
-def _control_groups(info: JsonObject, options: list[str]) -> HostCheck:
-    missing = [name for field, name in LIMITS.items() if info.get(field) is not True]
-    version, driver = str(info.get("CgroupVersion") or "1"), info.get("CgroupDriver")
-    unfit = None
-    if any(option.startswith("name=rootless") for option in options):
-        if missing or version != "2" or driver in (None, "", "none"):
-            unfit = Unfit(
-                "Rootless Docker may not limit anything here.",
-                "Rootless Docker needs cgroup version 2 and systemd's delegation of the "
-                "controllers cpu, memory and pids to its user; or use Docker with root.",
-            )
-    elif missing:
-        unfit = Unfit(
-            f"Docker cannot limit {', '.join(missing)} on this host.",
-            "The kernel must offer these cgroup controllers (kernel parameter cgroup_enable=…), "
-            "and Docker must be let use them: `docker info` says which are missing.",
-        )
-    return HostCheck("cgroups", f"v{version}, limits on memory, processes and CPU", unfit)
-
-
-def _swap(info: JsonObject, has_swap: bool | None) -> HostCheck:
-    if info.get("SwapLimit") is True:
-        return HostCheck("swap", "is part of the memory limit")
-    if has_swap is False:
-        return HostCheck("swap", "there is none")
-    there = "This host has swap space" if has_swap else "Whether this host has swap is unknown"
-    unfit = Unfit(
-        f"{there}, and Docker does not count it, so no memory limit would hold.",
-        "Disable it (swapoff --all), or on cgroup v1 boot with swapaccount=1.",
-    )
-    return HostCheck("swap", there, unfit)
-
-
-def _seccomp(options: list[str]) -> HostCheck:
-    profiles = [option for option in options if option.startswith("name=seccomp")]
-    if profiles and not any("profile=unconfined" in option for option in profiles):
-        return HostCheck("seccomp", "Docker's profile is used")
-    unfit = Unfit(
-        "Docker runs containers without a filter of system calls.",
-        "Use a kernel with seccomp, and start dockerd without seccomp-profile=unconfined.",
-    )
-    return HostCheck("seccomp", "no profile", unfit)
-
-
-def _runtimes(info: JsonObject, runtime: str | None) -> HostCheck:
-    known = info.get("Runtimes") or {}
-    names = sorted(name for name in known if not name.startswith("io."))
-    found = f"{', '.join(names)} (default: {info.get('DefaultRuntime')})"
-    if runtime is None:
-        return HostCheck("runtimes", found)
-    unfit = Unfit(
-        f"Docker knows no runtime {runtime!r}.",
-        "Register it in Docker's configuration (daemon.json, runtimes), or set container.runtime "
-        "to one that it knows.",
-    )
-    return HostCheck("runtimes", f"{found}, used: {runtime}", None if runtime in known else unfit)

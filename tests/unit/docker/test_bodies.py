@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from fumehood.core.limits import CONTAINER_MEMORY_CLASSES, MB
-from fumehood.sandbox.container.spec import ContainerSpec, create_body
+from fumehood.docker.bodies import create_body
+from fumehood.sandbox.container.spec import ContainerSpec, OperatorProgram
 
 SPEC = ContainerSpec(
     name="fumehood-0123abcd-1",
@@ -143,3 +144,27 @@ def test_guest_and_gvisor_raise_the_limits_of_the_container_but_not_of_the_progr
     assert host["Memory"] == host["MemorySwap"] == memory_mb << 20
     assert host["PidsLimit"] == processes
     assert json.loads(body["Cmd"][0])["memory_bytes"] == 512 * MB
+
+
+@pytest.mark.parametrize("has_network", [False, True])
+def test_program_of_the_operator_runs_without_a_guest_and_capabilities(
+    has_network: bool,
+) -> None:
+    program = OperatorProgram(("server", "--stdio"), {"TOKEN": "t"}, has_network=has_network)
+    body = create_body(replace(SPEC, program=program))
+    entry, tmpfs = ["server", "--stdio"], dict(WHOLE["HostConfig"]["Tmpfs"])
+    if has_network:
+        front = {
+            "wall": "front", "import_paths": ["/opt/fumehood"], "command": ["server", "--stdio"],
+        }  # fmt: skip
+        entry = [*WHOLE["Entrypoint"], json.dumps(front, sort_keys=True)]
+        tmpfs["/run/fumehood"] = tmpfs["/run/fumehood"].replace("mode=0755", "mode=1777")
+    assert body == {
+        **WHOLE,
+        "Entrypoint": entry,
+        "Cmd": [],
+        "User": "10001:10001",
+        "WorkingDir": "/workspace",
+        "Env": ["HOME=/workspace", *WHOLE["Env"], "TOKEN=t"],
+        "HostConfig": {**WHOLE["HostConfig"], "CapAdd": [], "Tmpfs": tmpfs},
+    }

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from fumehood.core.errors import SandboxUnavailable
+from fumehood.docker.images import find_image, list_images
 from fumehood.sandbox.images import catalog
-from fumehood.sandbox.images.catalog import find_image, guest_digest, list_images
+from fumehood.sandbox.images.catalog import guest_digest
 from fumehood.sandbox.images.recipe import read_recipe
 from support.docker_images import ListedImages, image_row
 

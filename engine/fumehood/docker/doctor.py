@@ -1,0 +1,124 @@
+"""The checks of Docker and its images in `fumehood doctor`.
+
+Without Docker, everything except containers works, so no finding about Docker has the verdict
+`missing`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import closing
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import psutil
+
+from fumehood.cli.findings import Finding
+from fumehood.config import Config
+from fumehood.core.limits import MB
+from fumehood.docker.api import DockerError, docker_host, open_docker, typed_errors
+from fumehood.docker.host import HostCheck, host_checks, may_swap
+from fumehood.docker.images import list_images
+from fumehood.sandbox.images.catalog import Image, newest_own
+from fumehood.sandbox.images.recipe import image_names
+
+COMPONENTS = ("containerd", "runc")
+"""Components of Docker whose versions are shown."""
+
+MAX_IMAGE_AGE = timedelta(days=30)
+CONTAINER_BYTES = (512 + 32) * MB
+"""The memory that a container with default limits can use, including the guest's overhead."""
+
+
+def check(config: Config) -> Iterator[Finding]:
+    """Check Docker and its host. If Docker is unavailable, yield only one finding with the
+    reason.
+    """
+    try:
+        with closing(open_docker()) as client, typed_errors():
+            version, info = client.version(), client.info()
+    except DockerError as error:
+        words = f"{error} Containers are unavailable."
+        yield Finding("docker", "warning", words, error.remedy)
+        return
+    local = docker_host().startswith("unix://")
+    has_swap = may_swap(is_local=local)
+    system, *others = host_checks(info, runtime=config.container.runtime, has_swap=has_swap)
+    yield _host_finding("docker", replace(system, found=_engine(version)))
+    yield from (_host_finding(f"docker: {check.name}", check) for check in others)
+    if local:
+        yield _memory()
+
+
+def check_images(config: Config) -> Iterator[Finding]:
+    """Check the images, and the names of images in the configuration. If Docker is unavailable,
+    yield nothing, because `check` reports that.
+    """
+    own = config.own_images
+    try:
+        client = open_docker()
+    except DockerError:
+        return
+    try:
+        with closing(client), typed_errors():
+            images = {name: list_images(client, name, own=own) for name in image_names(own=own)}
+    except DockerError as error:
+        yield Finding("image", "warning", f"The images cannot be listed. {error}", error.remedy)
+        return
+    used = {f"container.images.{language}": name for language, name in config.container.images}
+    used["sessions.image"] = config.sessions.image
+    for name, found_images in images.items():
+        is_used = name in used.values()
+        yield image_finding(name, found_images, datetime.now(UTC), is_used=is_used)
+    for setting, name in used.items():
+        if name not in images:
+            remedy = f"Set {setting} to an existing image: {', '.join(images)}."
+            yield Finding(f"image: {name}", "warning", "no image has this name", remedy)
+
+
+def _host_finding(name: str, check: HostCheck) -> Finding:
+    if check.unfit is None:
+        return Finding(name, "ok", check.found)
+    return Finding(name, "warning", check.unfit.message, check.unfit.remedy)
+
+
+def _engine(version: Mapping[str, Any]) -> str:
+    parts = {str(part.get("Name")): part.get("Version") for part in version.get("Components") or ()}
+    known = "".join(f", {name} {parts[name]}" for name in COMPONENTS if parts.get(name))
+    return f"{version.get('Version')}, API {version.get('ApiVersion')}{known}"
+
+
+def image_finding(
+    name: str, images: list[Image], now: datetime, *, is_used: bool = True
+) -> Finding:
+    """Return a finding on whether an image exists, fits this engine's version, and is not too old.
+
+    If `is_used` is False, the configuration does not use the image, so a missing image is no
+    problem.
+    """
+    check, build = f"image: {name}", f"fumehood images build {name}"
+    own = newest_own(images)
+    if own is None:
+        found = "built by another version of the engine" if images else "not built"
+        if not is_used:
+            return Finding(
+                check, "ok", f"{found}, not used by the configuration", f"To build it: {build}"
+            )
+        return Finding(check, "warning", found, f"Build it: {build}")
+    age = now - own.packages_from
+    words = f"{own.id[:19]}, {own.packages} packages, {max(0, age.days)} days old"
+    if age > MAX_IMAGE_AGE:
+        return Finding(
+            check, "warning", f"{words}; security updates are missing", f"{build} --force"
+        )
+    return Finding(check, "ok", words)
+
+
+def _memory() -> Finding:
+    check, free = "docker: memory", psutil.virtual_memory().available
+    room, found = free // CONTAINER_BYTES, f"{free // MB} MB free"
+    if room >= 1:
+        return Finding(check, "ok", f"{found}: room for {room} containers of 512 MB at their limit")
+    remedy = "Free memory, or use smaller memory limits."
+    return Finding(check, "warning", f"{found}: not enough for one container of 512 MB", remedy)

@@ -1,0 +1,14 @@
+"""Declaration of the part `docker`: the container runtime Docker."""
+
+from __future__ import annotations
+
+from fumehood.core.part import Check, Part
+
+PART = Part(
+    name="docker",
+    checks=(
+        Check("docker", "fumehood.docker.doctor:check", after="Limits", group="Docker"),
+        Check("image", "fumehood.docker.doctor:check_images", after="Docker", group="Images"),
+    ),
+    in_engine="fumehood.docker.in_engine:DockerContainers",
+)
