@@ -180,6 +180,9 @@ async def test_action_is_done_after_a_yes_while_the_clock_runs(home: Path) -> No
         await add_approvers(engine)
         group.start_soon(engine.call, "run_python", {"code": "1", "tools": ["note"]})
         approval = await pending(engine)
+        with anyio.fail_after(120):  # it is shown before the clock is paused
+            while not part.clock.pauses:
+                await anyio.sleep(0.001)
         assert (approval.tool, part.clock.pauses, part.action.seen) == ("net", [True], [])
         await approve(engine, approval.id)
     assert part.answers == [None]
