@@ -47,6 +47,7 @@ async def targets_in_docker(
 ) -> list[Target | WallCard]:
     """Return what `target` makes of the containers of each runtime that Docker has, or of the
     runtime `wanted` alone.
+
     `wall` is the name of the targets' wall. `environment` may contain the variables that set
     Docker's address.
     """

@@ -3,9 +3,8 @@
 Host side. Every host should have the jail, the container wall with each runtime that is registered
 in Docker, and the gateway. The interpreter and gVisor are optional: if one is missing, the
 scorecard shows it as absent. Without the part `docker`, the container wall and the gateway are
-absent. Invariants: a wall is created for one run of the attacks, as small as
-possible, and removed afterwards; if a wall cannot be created, the reason and the remedy are
-reported.
+absent. Invariants: a wall is created for one run of the attacks, as small as possible, and removed
+afterwards; if a wall cannot be created, the reason and the remedy are reported.
 """
 
 from __future__ import annotations

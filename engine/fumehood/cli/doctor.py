@@ -179,9 +179,10 @@ def _examine(socket: Path | None) -> Iterator[Finding]:
 
 def _titles(kernel: tuple[str, ...], own: Sequence[Check]) -> list[str]:
     """Return the titles of all groups in display order. `kernel` are the titles of the built-in
-    groups, and `own` are the checks of parts, which may add groups.
+    groups, and `own` are the checks of parts, which may add groups. Groups that follow the same
+    group keep the order of the parts.
     """
-    added = {str(check.group): check.after for check in own if check.group != OPEN_GROUP}
+    added = {str(check.group): check.after for check in reversed(own) if check.group != OPEN_GROUP}
     return placed(kernel, added)
 
 

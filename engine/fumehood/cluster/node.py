@@ -453,7 +453,7 @@ class Node:
         """Search for an image and return its digest. From now on, reports include the image.
 
         Raises:
-            SandboxUnavailable: the image does not exist, or Docker cannot be used.
+            SandboxUnavailable: the image does not exist, or the container runtime cannot be used.
         """
         joined = self._of(ticket)
         facts = await joined.wall.facts_of(image)
@@ -461,7 +461,7 @@ class Node:
         return str(facts["image_digest"])
 
     async def look_again(self, ticket: Ticket) -> None:
-        """Query the current images and limits from Docker again."""
+        """Query the current images and limits again."""
         joined = self._of(ticket)
         await joined.wall.look_again()
         joined.on_change()
@@ -504,11 +504,11 @@ class Node:
         await anyio.to_thread.run_sync(transfers[transfer].write, piece)
 
     async def load_image(self, ticket: Ticket, transfer: str) -> None:
-        """Load an image into Docker. All pieces of the image must have been written with
+        """Load an image. All pieces of the image must have been written with
         `write_image`.
 
         Raises:
-            SandboxUnavailable: Docker cannot load the image, or the image is no longer being
+            SandboxUnavailable: the runtime cannot load the image, or the image is no longer being
                 copied.
         """
         file = self._transfer(ticket, transfer)

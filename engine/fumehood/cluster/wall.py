@@ -408,7 +408,7 @@ class ClusterWall(HasImages):
         return name
 
     async def look_again(self) -> None:
-        """Let all nodes query their current images and limits from Docker again."""
+        """Let all nodes query their current images and limits again."""
         await self._ask_all("look_again")
 
     async def facts_of(self, image: str) -> JsonObject:

@@ -262,7 +262,7 @@ class Docker:
             out_of_memory=state.get("OOMKilled") is True,
             pid=int(state.get("Pid") or 0),
             image_id=str(found.get("Image", "")),
-            runtime=str(found["HostConfig"].get("Runtime", "")),
+            oci_runtime=str(found["HostConfig"].get("Runtime", "")),
             labels=found["Config"]["Labels"] or {},
         )
 
@@ -352,7 +352,7 @@ class Docker:
     # Docker must not.
 
     async def find_image(self, name: str) -> Image:
-        """Return the newest current image with this name. Raises ImageMissing if there is none."""
+        """Return the newest current image with this name. Raises ImageMissing if it is missing."""
         from fumehood.docker.images import find_image
 
         own = self._own_images

@@ -83,16 +83,15 @@ def _program_body(spec: ContainerSpec, program: OperatorProgram) -> JsonObject:
     }  # fmt: skip
 
 
-def relay_command(epoch: int, command: tuple[str, ...] = GUEST_COMMAND) -> tuple[str, ...]:
+def relay_command(epoch: int) -> tuple[str, ...]:
     """Return the command that connects an engine to the guest of a container that already runs. The
     engine must run this command in the container. The command then passes data between its own
     standard streams and the guest.
 
     `epoch` is the number of the engine among the engines that the container's session has had.
-    `command` is the command that starts a guest.
     """
     config = {"wall": "relay", "import_paths": list(GUEST_IMPORT_PATHS), "epoch": epoch}
-    return (*command, json.dumps(config, sort_keys=True))
+    return (*GUEST_COMMAND, json.dumps(config, sort_keys=True))
 
 
 _TRUST_TMPFS = "rw,nosuid,nodev,noexec,size=1m,nr_inodes=8,mode={mode}"

@@ -52,19 +52,18 @@ def check(config: Config) -> Iterator[Finding]:
 
 
 def check_images(config: Config) -> Iterator[Finding]:
-    """Check the images, and the names of images in the configuration. If Docker is unavailable,
-    yield nothing, because `check` reports that.
+    """Check the images, and the names of images in the configuration. If Docker is unavailable or
+    does not describe itself, yield nothing, because `check` reports that.
     """
-    own = config.own_images
+    own, is_well = config.own_images, False
     try:
-        client = open_docker()
-    except DockerError:
-        return
-    try:
-        with closing(client), typed_errors():
+        with closing(open_docker()) as client, typed_errors():
+            client.info()
+            is_well = True
             images = {name: list_images(client, name, own=own) for name in image_names(own=own)}
     except DockerError as error:
-        yield Finding("image", "warning", f"The images cannot be listed. {error}", error.remedy)
+        if is_well:
+            yield Finding("image", "warning", f"The images cannot be listed. {error}", error.remedy)
         return
     used = {f"container.images.{language}": name for language, name in config.container.images}
     used["sessions.image"] = config.sessions.image

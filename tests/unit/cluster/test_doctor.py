@@ -55,7 +55,7 @@ def test_doctor_names_the_extra_if_ray_is_missing(monkeypatch: pytest.MonkeyPatc
     assert list(check(Config())) == []
 
 
-def test_cluster_is_a_group_after_the_limits_and_docker(
+def test_cluster_is_a_group_between_the_limits_and_docker(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     names = ("docker", "cluster", "jail: memory", "policy")
@@ -64,8 +64,8 @@ def test_cluster_is_a_group_after_the_limits_and_docker(
     assert lines == [
         "Authority: 1 of 1 ok: policy",
         "Limits: 1 of 1 enforced",
-        "Docker: 1 of 1 ok: docker",
         "Cluster: 1 of 1 ok: cluster",
+        "Docker: 1 of 1 ok: docker",
     ]
 
 

@@ -206,9 +206,7 @@ def test_doctor_warns_about_a_docker_that_fails_after_its_first_answer(findings:
         def info(self) -> dict[str, Any]:
             raise APIError("500")
 
-    found = findings(Failing())
-    assert [name for name in found if not name.startswith("image:")] == ["docker"]
-    assert found["docker"].verdict == "warning"
+    assert set(findings(Failing())) == {"docker"}
 
 
 @pytest.mark.row("S10")

@@ -210,8 +210,7 @@ class Container(Channel):
 
     async def until_examined(self) -> None:
         """Wait until the reason for the container's end is known. Until then, the container must
-        not be removed, because the runtime could no longer report the
-        reason.
+        not be removed, because the runtime could no longer report the reason.
         """
         await self._examined.wait()
 

@@ -119,8 +119,8 @@ class ContainerState:
     pid: int = 0
     """Process id of the guest on the runtime's host, or 0."""
     image_id: str = ""
-    runtime: str = ""
-    """Name of the OCI runtime, if the runtime has several."""
+    oci_runtime: str = ""
+    """Name of the OCI runtime, if there are several."""
     labels: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -212,7 +212,7 @@ class Runtime(Protocol):
         """
 
     async def find_image(self, name: str) -> Image:
-        """Return the newest current image with this name. Raises ImageMissing if there is none."""
+        """Return the newest current image with this name. Raises ImageMissing if it is missing."""
 
     async def find_layer(self, base: str, lock: str) -> str | None:
         """Return the id of the image that adds to the image with the id `base` what `lock` names,

@@ -479,9 +479,9 @@ class ContainerSupply:
             is_ours = state.labels.get(LABEL_OWNER) == self._identity.owner_id
             if not is_ours or not state.is_running:
                 return None
-            runtime = self._settings.runtime
-            if runtime is not None and state.runtime != runtime:
-                raise ContainerFailed(f"It does not run on {runtime}, which is configured now.")
+            oci = self._settings.runtime
+            if oci is not None and state.oci_runtime != oci:
+                raise ContainerFailed(f"It does not run on {oci}, which is configured now.")
             if state.is_paused:
                 await self._runtime.unpause(name)
             async with self._takeovers:
