@@ -26,7 +26,8 @@ from xdist.scheduler import LoadScopeScheduling
 
 from fumehood import Config, Engine
 from fumehood.docker.api import Docker, DockerError, open_docker
-from fumehood.images.build import DEADLINE_S, build_image
+from fumehood.docker.store import open_store
+from fumehood.images.build import build_image
 from fumehood.sandbox.container.disks import Disks
 from fumehood.sandbox.images.catalog import Image
 from fumehood.sandbox.images.recipe import read_recipe
@@ -512,8 +513,8 @@ def python_image() -> Image:
 @cache
 def ready_image(name: str) -> Image:
     """An image of ours as this engine builds it; built now where it is not there."""
-    with contextlib.closing(open_docker(timeout_s=DEADLINE_S)) as docker:
-        return build_image(docker, read_recipe(name), print).image
+    with contextlib.closing(open_store()) as store:
+        return build_image(store, read_recipe(name), print).image
 
 
 @pytest.fixture

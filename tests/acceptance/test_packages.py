@@ -14,8 +14,8 @@ import pytest
 from conftest import FUMEHOOD, Daemon, StartDaemon, ready_image, running_daemon
 from fumehood import Client, Envelope, FumehoodError
 from fumehood.docker.api import open_docker
+from fumehood.docker.store import LAYERS
 from fumehood.sandbox.container.spec import LABEL_OWNER
-from fumehood.sandbox.images.catalog import LAYERS
 from fumehood.storage.directory import owner_id
 from support.containers import containers_of
 from support.wait import wait_until

@@ -14,7 +14,8 @@ import pytest
 from fumehood import Config, Engine
 from fumehood.approvals.model import ApprovalState
 from fumehood.docker.api import open_docker
-from fumehood.sandbox.images.catalog import IMAGE, RECIPE, Image
+from fumehood.image_store.store import IMAGE, RECIPE
+from fumehood.sandbox.images.catalog import Image
 from fumehood.sandbox.images.recipe import read_recipe
 from fumehood.storage.database import Database, open_database
 from support.answers import code_of, error_of

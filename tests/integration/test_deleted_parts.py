@@ -251,6 +251,13 @@ def test_programs_are_refused_without_docker(whole: Tree, tree: Tree, home: Path
     checks = {finding["check"] for finding in run(tree, *DOCTOR)}
     assert "jail: memory" in checks  # the twin
     assert not [check for check in checks if check.startswith(("docker", "image:"))]
+    known = {
+        **CLEAN_ENVIRONMENT, "FUMEHOOD_HOME": str(home), "PYTHONPATH": ":".join(tree.import_path),
+    }  # fmt: skip
+    command = [sys.executable, "-m", "fumehood.cli.main", "images", "list"]
+    listed = subprocess.run(command, env=known, capture_output=True, text=True, timeout=600)
+    assert listed.returncode == 4
+    assert "The part of the engine that runs containers is not installed." in listed.stderr
     for wall in ("container", "gateway"):
         (card,) = run(tree, *DOCTOR, "--attack", "--wall", wall)["walls"]
         assert (card["wall"], card["verdict"]) == (wall, "absent")

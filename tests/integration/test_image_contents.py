@@ -13,7 +13,7 @@ import pytest
 
 from conftest import ready_image
 from fumehood.docker.api import open_docker
-from fumehood.images.build import DEADLINE_S
+from fumehood.docker.store import DEADLINE_S
 from fumehood.sandbox.images.recipe import image_names, read_recipe
 from support.docker_images import run_inside, write_whole
 

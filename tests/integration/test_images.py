@@ -15,11 +15,13 @@ import docker
 import pytest
 from docker.errors import ImageNotFound
 
+from fumehood.docker import store as docker_store
 from fumehood.docker.api import open_docker
-from fumehood.docker.images import list_images
-from fumehood.images import build, rootfs
-from fumehood.images.build import DEADLINE_S, Built, build_image
-from fumehood.images.rootfs import ImageBuildError
+from fumehood.docker.store import DEADLINE_S, DockerStore
+from fumehood.image_store.faults import ImageBuildError
+from fumehood.image_store.find import list_images
+from fumehood.images import build
+from fumehood.images.build import Built, build_image
 from fumehood.sandbox.images import recipe
 from fumehood.sandbox.images.catalog import Image
 from fumehood.sandbox.images.recipe import guest_files, images_folder, read_recipe
@@ -81,7 +83,7 @@ def remove_all(client: docker.APIClient, filters: dict[str, str]) -> None:
 
 
 def built(client: docker.APIClient, name: str, **how: Any) -> Built:
-    return build_image(client, read_recipe(name), lambda _: None, **how)
+    return build_image(DockerStore(client), read_recipe(name), lambda _: None, **how)
 
 
 def change_guest(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,7 +99,7 @@ def change_guest(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.row("S10")
 def test_second_build_is_a_no_op(client: docker.APIClient, python_image: Image) -> None:
     steps: list[str] = []
-    again = build_image(client, read_recipe("python"), steps.append)
+    again = build_image(DockerStore(client), read_recipe("python"), steps.append)
     assert again == Built(again.image, made_base=False, made_guest=False)
     assert again.image.id == python_image.id
     assert steps == []
@@ -136,8 +138,8 @@ def test_changed_recipe_rebuilds_the_base_and_failure_keeps_the_old_image(
     assert not first.is_own
     with pytest.raises(ImageBuildError, match="mirror"):
         built(client, other)
-    assert [image.id for image in list_images(client, other)] == [first.id]
-    wait_until(lambda: client.containers(all=True, filters={"name": build.NAME}) == [])
+    assert [image.id for image in list_images(DockerStore(client), other)] == [first.id]
+    wait_until(lambda: client.containers(all=True, filters={"name": docker_store.BUILDER}) == [])
 
 
 def test_guest_with_syntax_error_fails_the_build_and_leaves_no_image(
@@ -147,19 +149,19 @@ def test_guest_with_syntax_error_fails_the_build_and_leaves_no_image(
     monkeypatch.setattr("fumehood.images.archive.guest_files", lambda: files)
     with pytest.raises(ImageBuildError, match="does not compile"):
         built(client, other)
-    assert list_images(client, other) == []
-    wait_until(lambda: client.containers(all=True, filters={"name": build.NAME}) == [])
+    assert list_images(DockerStore(client), other) == []
+    wait_until(lambda: client.containers(all=True, filters={"name": docker_store.BUILDER}) == [])
 
 
 def test_forced_build_removes_the_image_that_it_replaces(
     client: docker.APIClient, other: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = built(client, other).image
-    base = build.find_base(client, read_recipe(other))
+    base = build.find_base(DockerStore(client), read_recipe(other))
     monkeypatch.setattr(build, "make_base", lambda *_: base)
     second = built(client, other, force=True)
     assert (second.made_base, second.made_guest) == (True, True)
-    assert [image.id for image in list_images(client, other)] == [second.image.id]
+    assert [image.id for image in list_images(DockerStore(client), other)] == [second.image.id]
     with pytest.raises(ImageNotFound):
         client.inspect_image(first.id)
 
@@ -178,10 +180,10 @@ def test_image_from_a_named_base_has_one_base_layer_and_one_guest_layer(
     client: docker.APIClient, other: str, python_image: Image, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The base already has all packages, so no network is needed."""
-    monkeypatch.setattr(rootfs, "PACKAGES_NETWORK", "none")
+    monkeypatch.setattr(docker_store, "PACKAGES_NETWORK", "none")
     with serving(client, python_image.id) as base:
         try:
-            made = build_image(client, read_recipe(other, base=base), lambda _: None)
+            made = build_image(DockerStore(client), read_recipe(other, base=base), lambda _: None)
         finally:
             client.remove_image(base)
     assert made.made_base
@@ -196,8 +198,8 @@ def test_image_from_a_named_base_has_one_base_layer_and_one_guest_layer(
 def test_unreachable_base_image_fails_the_build(client: docker.APIClient, other: str) -> None:
     base = f"127.0.0.1:9/base@sha256:{'0' * 64}"
     with pytest.raises(ImageBuildError, match="cannot be fetched"):
-        build_image(client, read_recipe(other, base=base), lambda _: None)
-    assert list_images(client, other) == []
+        build_image(DockerStore(client), read_recipe(other, base=base), lambda _: None)
+    assert list_images(DockerStore(client), other) == []
 
 
 def lends_rights(member: tarfile.TarInfo) -> bool:

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from fumehood.image_store.faults import ImageBuildError
 from fumehood.images import index
 from fumehood.images.index import fetch, resolve
 from fumehood.images.requirements import digest_of_file
-from fumehood.images.rootfs import ImageBuildError
 from fumehood.sandbox.images.recipe import Lock, Pinned
 from support.wheels import only_from, write_wheel
 

@@ -14,8 +14,7 @@ import pytest
 
 from conftest import CLEAN_ENVIRONMENT, FUMEHOOD
 from fumehood.docker.api import open_docker
-from fumehood.images.build import DEADLINE_S
-from fumehood.images.build import NAME as BUILDER
+from fumehood.docker.store import BUILDER, DEADLINE_S
 from support.docker_images import run_inside
 from support.wait import wait_until
 from support.wheels import only_from, write_wheel

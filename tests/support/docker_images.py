@@ -12,15 +12,8 @@ from typing import Any
 import docker
 
 from fumehood.docker.api import Docker, open_docker
-from fumehood.sandbox.images.catalog import (
-    BASE,
-    GUEST,
-    IMAGE,
-    PACKAGES,
-    PACKAGES_FROM,
-    RECIPE,
-    Image,
-)
+from fumehood.image_store.store import BASE, GUEST, IMAGE, PACKAGES, PACKAGES_FROM, RECIPE
+from fumehood.sandbox.images.catalog import Image
 
 RUN_DEADLINE_S = 120
 

@@ -56,6 +56,7 @@ from fumehood.sandbox.container.spec import ContainerSpec
 from fumehood.sandbox.wall import HostSize
 
 if TYPE_CHECKING:
+    from fumehood.image_store.store import ImageStore
     from fumehood.sandbox.images.catalog import Image
 
 DEFAULT_HOST = "unix:///var/run/docker.sock"
@@ -348,27 +349,39 @@ class Docker:
             for one in found
         ]
 
-    # `docker.images` is imported late, because it loads Docker's package, which an engine without
+    # `docker.store` is imported late, because it loads Docker's package, which an engine without
     # Docker must not.
 
     async def find_image(self, name: str) -> Image:
         """Return the newest current image with this name. Raises ImageMissing if it is missing."""
-        from fumehood.docker.images import find_image
+        from fumehood.docker.store import DockerStore
+        from fumehood.image_store.find import find_image
 
         own = self._own_images
         return await self.ask(
-            "find an image", lambda client: find_image(client, name, own=own), QUICK_S
+            "find an image", lambda client: find_image(DockerStore(client), name, own=own), QUICK_S
         )
 
     async def find_layer(self, base: str, lock: str) -> str | None:
         """Return the id of the image that adds to the image with the id `base` what `lock` names,
         or None if it does not exist.
         """
-        from fumehood.docker.images import find_layer
+        from fumehood.docker.store import DockerStore
+        from fumehood.image_store.find import find_layer
 
         return await self.ask(
-            "find an image", lambda client: find_layer(client, base, lock), QUICK_S
+            "find an image", lambda client: find_layer(DockerStore(client), base, lock), QUICK_S
         )
+
+    def open_store(self) -> ImageStore:
+        """Connect to the daemon, and return the store of its images. Blocks.
+
+        Raises:
+            DockerError: Docker cannot be used.
+        """
+        from fumehood.docker.store import open_store
+
+        return open_store()
 
     async def save_image(self, image_id: str, file: IO[bytes]) -> None:
         """Write an image and its tag to `file`, from which another daemon can load them."""

@@ -19,8 +19,9 @@ from fumehood.config import Config
 from fumehood.core.limits import MB
 from fumehood.docker.api import DockerError, docker_host, open_docker, typed_errors
 from fumehood.docker.host import HostCheck, host_checks, may_swap
-from fumehood.docker.images import list_images
-from fumehood.sandbox.images.catalog import Image, newest_own
+from fumehood.docker.store import DockerStore
+from fumehood.image_store.find import list_images, newest_own
+from fumehood.sandbox.images.catalog import Image
 from fumehood.sandbox.images.recipe import image_names
 
 COMPONENTS = ("containerd", "runc")
@@ -60,7 +61,8 @@ def check_images(config: Config) -> Iterator[Finding]:
         with closing(open_docker()) as client, typed_errors():
             client.info()
             is_well = True
-            images = {name: list_images(client, name, own=own) for name in image_names(own=own)}
+            store = DockerStore(client)
+            images = {name: list_images(store, name, own=own) for name in image_names(own=own)}
     except DockerError as error:
         if is_well:
             yield Finding("image", "warning", f"The images cannot be listed. {error}", error.remedy)

@@ -9,7 +9,7 @@ import tarfile
 from pathlib import Path
 from typing import IO
 
-from fumehood.sandbox.images.recipe import ABOUT, GUEST_HOME, guest_files
+from fumehood.sandbox.images.recipe import ABOUT, GUEST_HOME, Recipe, guest_files
 
 
 def guest_archive(about: bytes = b"{}") -> bytes:
@@ -28,6 +28,15 @@ def guest_archive(about: bytes = b"{}") -> bytes:
         for path, content in guest_files():
             add_file(archive, f"{GUEST_HOME}/{path}", content)
         add_file(archive, ABOUT, about)
+    return buffer.getvalue()
+
+
+def recipe_archive(recipe: Recipe) -> bytes:
+    """Return a tar archive of the recipe's files. The members are owned by root."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as archive:
+        for name, content in recipe.files:
+            add_file(archive, name, content)
     return buffer.getvalue()
 
 

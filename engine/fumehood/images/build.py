@@ -1,18 +1,14 @@
 """Builds an image in three layers: Debian packages, Python packages, and the guest.
 
-Host side, between the command line and Docker. A layer is not built again if one with the right
-labels exists: to build a root file system takes half a minute, it seldom changes, and images with
-the same Debian packages share one. Invariants:
+Host side, between the command line and the store of a container runtime. A layer is not built again
+if one with the right labels exists: to build a root file system takes half a minute, it seldom
+changes, and images with the same Debian packages share one. Invariants:
 
 * The labels of a layer are set together with its content, and identify its sources by digests. So
   an interrupted build leaves nothing that looks complete, and an image that was built on a root
   file system is never taken for a root file system.
 * To unpack a wheel, nothing in it is run. Its members become regular files and folders below the
   folder for packages. They are owned by root, and only root can write to them.
-
-Build steps run in containers that have no network, no capabilities, and no files of another user.
-The name of each container contains a deadline, so that a later build can remove the containers of a
-build that was killed.
 
 An operator's own image has a recipe folder, which adds packages to a built-in image. The folder is
 created under a temporary name. After the image was built, `publish` renames the folder. Invariant:
@@ -21,11 +17,11 @@ a folder that has the name of an image is complete, and only its owner can write
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import os
 import re
-import secrets
 import shutil
 import sys
 import tarfile
@@ -35,41 +31,35 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-
-import docker
+from typing import IO
 
 from fumehood.core.names import IMAGE_NAME
-from fumehood.docker.api import DockerError, typed_errors
-from fumehood.docker.images import list_images
-from fumehood.images import unpacking
-from fumehood.images.archive import add_file, guest_archive
-from fumehood.images.index import PackagesRefused, fetch, resolve
-from fumehood.images.removal import remove_unused, replaced_by
-from fumehood.images.requirements import merged, parse_requirements
-from fumehood.images.rootfs import (
-    ImageBuildError,
-    OnStep,
-    build_error,
-    make_root,
-    make_root_from_base,
-    run_program,
-)
-from fumehood.sandbox.images.catalog import (
+from fumehood.image_store.faults import ImageBuildError, build_error
+from fumehood.image_store.find import layer_key, list_images
+from fumehood.image_store.store import (
     BASE,
     GUEST,
     GUEST_MB,
     IMAGE,
     LANGUAGES,
     LAYER_BASE,
-    LAYERS,
+    LAYER_KEY,
     PACKAGES,
     PACKAGES_FROM,
     RECIPE,
-    REPOSITORY,
     ROOT,
-    Image,
-    layer_tag,
+    ImageStore,
+    OnStep,
+    StoredLayer,
 )
+from fumehood.images import unpacking
+from fumehood.images.archive import add_file, guest_archive, recipe_archive
+from fumehood.images.index import PackagesRefused, fetch, resolve
+from fumehood.images.removal import remove_unused, replaced_by
+from fumehood.images.requirements import merged, parse_requirements
+from fumehood.images.rootfs import make_root, run_program
+from fumehood.sandbox.container.runtime import RuntimeFault
+from fumehood.sandbox.images.catalog import Image
 from fumehood.sandbox.images.recipe import (
     ABOUT,
     COMMON,
@@ -85,9 +75,6 @@ from fumehood.sandbox.images.recipe import (
     read_recipe,
 )
 
-DEADLINE_S = 300
-"""Maximum seconds for one request to Docker. The slowest request imports a root file system."""
-
 GUEST_DEADLINE_S = 60
 """Maximum seconds for compiling the guest."""
 
@@ -99,7 +86,7 @@ LAYER_DEADLINE_S = 120
 
 NEEDED_BYTES = 1 << 30
 """Number of free bytes that a build needs. This is enough for the unpacked root file system, for
-its archive, and for Docker's copy.
+its archive, and for the store's copy.
 """
 
 MANIFEST = "opt/fumehood/manifest.txt"
@@ -115,10 +102,6 @@ LOCKED = "opt/fumehood/requirements.lock"
 
 FONTS = "opt/fumehood/matplotlib"
 """Path of Matplotlib's font cache in an image."""
-
-PATH = "/usr/local/bin:/usr/bin:/bin"
-SETTINGS = (f"ENV PATH={PATH} LANG=C.UTF-8", "WORKDIR /workspace")
-"""The Dockerfile instructions that every layer has."""
 
 _COMPILE_GUEST = (
     "/usr/bin/python3", "-I", "-S", "-m", "compileall", "-q",
@@ -178,7 +161,7 @@ class Built:
 
 
 def build_image(
-    client: docker.APIClient,
+    store: ImageStore,
     recipe: Recipe,
     on_step: OnStep,
     *,
@@ -200,24 +183,23 @@ def build_image(
         ImageBuildError: a step failed. The message names the remedy. Existing images are unchanged.
     """
     try:
-        with typed_errors():
-            sweep_builders(client)
-            ready = None if force else _ready(client, recipe, own)
-            if ready is not None:
-                return Built(ready, made_base=False, made_guest=False)
-            replaced = replaced_by(client, recipe)
-            base = None if force else find_base(client, recipe)
-            made_base = base is None
-            if base is None:
-                # One command can build several images, which then share a new root file system.
-                newer_than = since if force else 0.0
-                base = make_base(client, recipe, on_step, newer_than, cache or wheel_cache())
-            identifier = add_guest(client, recipe, base, on_step)
-            found = list_images(client, recipe.name, own=own)
-            image = next(i for i in found if i.id == identifier)
-            remove_unused(client, replaced - {identifier, base})
-            return Built(image, made_base=made_base, made_guest=True)
-    except DockerError as error:
+        store.sweep()
+        ready = None if force else _ready(store, recipe, own)
+        if ready is not None:
+            return Built(ready, made_base=False, made_guest=False)
+        replaced = replaced_by(store, recipe)
+        base = None if force else find_base(store, recipe)
+        made_base = base is None
+        if base is None:
+            # One command can build several images, which then share a new root file system.
+            newer_than = since if force else 0.0
+            base = make_base(store, recipe, on_step, newer_than, cache or wheel_cache())
+        identifier = add_guest(store, recipe, base, on_step)
+        found = list_images(store, recipe.name, own=own)
+        image = next(i for i in found if i.id == identifier)
+        remove_unused(store, replaced - {identifier, base})
+        return Built(image, made_base=made_base, made_guest=True)
+    except RuntimeFault as error:
         raise build_error("The build", [str(error)]) from None
     except OSError as error:
         raise build_error("The image cannot be written", [str(error)]) from None
@@ -229,7 +211,7 @@ def wheel_cache() -> Path:
     return Path(home).expanduser() / "fumehood" / "wheels"
 
 
-def _ready(client: docker.APIClient, recipe: Recipe, own: Path | None) -> Image | None:
+def _ready(store: ImageStore, recipe: Recipe, own: Path | None) -> Image | None:
     """Return the image that was built from this recipe and the present guest, or None if there is
     none.
 
@@ -237,29 +219,29 @@ def _ready(client: docker.APIClient, recipe: Recipe, own: Path | None) -> Image 
     recipe and the guest by their digests.
     """
     wanted = (recipe.digest, guest_digest())
-    found = list_images(client, recipe.name, own=own)
+    found = list_images(store, recipe.name, own=own)
     return next((image for image in found if (image.recipe, image.guest) == wanted), None)
 
 
 # -- layers ---------------------------------------------------------------------------------
 
 
-def find_base(client: docker.APIClient, recipe: Recipe) -> str | None:
-    """Return the id of the image that has all packages of `recipe`, but not the guest. Return None
-    if this image does not exist.
+def find_base(store: ImageStore, recipe: Recipe) -> str | None:
+    """Return the id of the layer that has all packages of `recipe`, but not the guest. Return None
+    if this layer does not exist.
     """
     if not recipe.lock.packages:
-        return _find_root(client, recipe, newer_than=0)
-    rows = client.images(
-        name=f"{REPOSITORY}/base-{recipe.name}", filters={"label": f"{RECIPE}={recipe.digest}"}
-    )
-    return str(rows[0]["Id"]) if rows else None
+        root = _find_root(store, recipe, newer_than=0)
+        return None if root is None else root.id
+    found = store.layers(f"{RECIPE}={recipe.digest}")
+    name = f"base-{recipe.name}"
+    return next((layer.id for layer in found if layer.labels.get(IMAGE) == name), None)
 
 
 def make_base(
-    client: docker.APIClient, recipe: Recipe, on_step: OnStep, newer_than: float, cache: Path
+    store: ImageStore, recipe: Recipe, on_step: OnStep, newer_than: float, cache: Path
 ) -> str:
-    """Build the image that has all packages of `recipe`, but not the guest, and return the image's
+    """Build the layer that has all packages of `recipe`, but not the guest, and return the layer's
     id. `on_step` receives a short description of each step when the step begins.
 
     An existing root file system is used if its packages were installed after `newer_than` (Unix
@@ -270,30 +252,23 @@ def make_base(
     """
     # The download comes first, because it is the most likely step to fail, and needs no privileges.
     wheels = fetch(recipe.lock, recipe.release, cache, on_step) if recipe.lock.packages else []
-    root = _find_root(client, recipe, newer_than=newer_than)
-    root = root or _make_root(client, recipe, on_step)
-    return _add_packages(client, recipe, root, wheels, on_step) if wheels else root
+    root = _find_root(store, recipe, newer_than=newer_than)
+    root = root or _make_root(store, recipe, on_step)
+    return _add_packages(store, recipe, root, wheels, on_step) if wheels else root.id
 
 
-def _find_root(client: docker.APIClient, recipe: Recipe, *, newer_than: float) -> str | None:
-    rows = client.images(
-        name=_root_tag(recipe)[0], filters={"label": f"{ROOT}={recipe.root_digest}"}
-    )
-    fresh = [row for row in rows if int(row["Labels"].get(PACKAGES_FROM, 0)) >= newer_than]
-    newest = max(fresh, key=lambda row: int(row["Labels"][PACKAGES_FROM]), default=None)
-    return None if newest is None else str(newest["Id"])
+def _find_root(store: ImageStore, recipe: Recipe, *, newer_than: float) -> StoredLayer | None:
+    found = store.layers(f"{ROOT}={recipe.root_digest}")
+    fresh = [each for each in found if int(each.labels.get(PACKAGES_FROM, 0)) >= newer_than]
+    return max(fresh, key=lambda each: int(each.labels[PACKAGES_FROM]), default=None)
 
 
-def _root_tag(recipe: Recipe) -> tuple[str, str]:
-    return f"{REPOSITORY}/root", recipe.root_digest[:12]
-
-
-def _make_root(client: docker.APIClient, recipe: Recipe, on_step: OnStep) -> str:
+def _make_root(store: ImageStore, recipe: Recipe, on_step: OnStep) -> StoredLayer:
     with tempfile.TemporaryDirectory(prefix="fumehood-image-") as directory:
         _require_room(Path(directory))
         root = Path(directory) / "root.tar"
         if recipe.base:
-            make_root_from_base(client, recipe, root, on_step)
+            store.root_from_base(recipe, recipe_archive(recipe), root, on_step)
         else:
             make_root(recipe, root, on_step)
         labels = {
@@ -303,18 +278,10 @@ def _make_root(client: docker.APIClient, recipe: Recipe, on_step: OnStep) -> str
             PACKAGES: str(_count_packages(root)),
             PACKAGES_FROM: str(int(time.time())),
         }
-        on_step("importing it into Docker")
-        repository, tag = _root_tag(recipe)
-        with root.open("rb") as file:
-            answer = client.import_image(
-                src=file,
-                repository=repository,
-                tag=tag,
-                changes=[*SETTINGS, _label_line(labels)],
-            )
-    if '"error"' in str(answer):
-        raise build_error("Docker did not import the root file system", [str(answer)])
-    return str(client.inspect_image(f"{repository}:{tag}")["Id"])
+        on_step(f"importing it into {store.name}")
+        identifier = store.import_root(root, labels)
+    found = store.layers(f"{ROOT}={recipe.root_digest}")
+    return next(layer for layer in found if layer.id == identifier)
 
 
 def _require_room(directory: Path) -> None:
@@ -332,39 +299,42 @@ def _count_packages(root: Path) -> int:
 
 
 def _add_packages(
-    client: docker.APIClient, recipe: Recipe, root: str, wheels: list[Path], on_step: OnStep
+    store: ImageStore,
+    recipe: Recipe,
+    root: StoredLayer,
+    wheels: list[Path],
+    on_step: OnStep,
 ) -> str:
-    """Create an image that adds the Python packages in `wheels` to the root file system with the id
-    `root`, and return the new image's id. The Python of the root file system compiles the packages.
+    """Make a layer that adds the Python packages in `wheels` to the root file system `root`, and
+    return the new layer's id. The Python of the root file system compiles the packages.
     """
     on_step(f"unpacking and compiling packages of the Python index: {len(wheels)}")
-    command = ["/usr/bin/python3", "-I", "-c", _FINISH_SITE, *recipe.settings.preload]
-    files = {LOCKED: recipe.lock.text, PATH_FILE: f"/{SITE}\n"}
     # The label counts Debian's packages and these, because all of them may need security updates.
-    count = int(client.inspect_image(root)["Config"]["Labels"][PACKAGES]) + len(wheels)
-    labels = {
-        IMAGE: f"base-{recipe.name}", RECIPE: recipe.digest, ROOT: "", PACKAGES: str(count),
-    }  # fmt: skip
-    with builder(client, root, command, run_s=PACKAGES_DEADLINE_S) as container:
-        _put_wheels(client, container, wheels, SITE, files, PACKAGES_DEADLINE_S)
-        run(
-            client, container, run_s=PACKAGES_DEADLINE_S,
+    count = int(root.labels[PACKAGES]) + len(wheels)
+    with _unpacked(
+        wheels, SITE, {LOCKED: recipe.lock.text, PATH_FILE: f"/{SITE}\n"}, PACKAGES_DEADLINE_S
+    ) as site:
+        return store.add(
+            root.id,
+            site,
+            ("/usr/bin/python3", "-I", "-c", _FINISH_SITE, *recipe.settings.preload),
+            labels={
+                IMAGE: f"base-{recipe.name}",
+                RECIPE: recipe.digest,
+                ROOT: "",
+                PACKAGES: str(count),
+            },
+            run_s=PACKAGES_DEADLINE_S,
             failed="The packages do not work in the image",
-        )  # fmt: skip
-        tag = (f"{REPOSITORY}/base-{recipe.name}", recipe.digest[:12])
-        return _commit(client, container, tag, labels)
+        )
 
 
-def _put_wheels(
-    client: docker.APIClient,
-    container: str,
-    wheels: Sequence[Path],
-    folder: str,
-    files: Mapping[str, str],
-    deadline_s: float,
-) -> None:
-    """Unpack wheels into the folder `folder` of a build container, in at most `deadline_s` seconds.
-    Also write `files`, which maps paths in the container to contents.
+@contextmanager
+def _unpacked(
+    wheels: Sequence[Path], folder: str, files: Mapping[str, str], deadline_s: float
+) -> Iterator[IO[bytes]]:
+    """Unpack wheels into a temporary tar archive, below the folder `folder` of the archive, in at
+    most `deadline_s` seconds. Also add `files`, which maps paths to contents. Yield the archive.
     """
     with tempfile.TemporaryDirectory(prefix="fumehood-image-") as directory:
         _require_room(Path(directory))
@@ -374,24 +344,12 @@ def _put_wheels(
             for path, content in files.items():
                 add_file(archive, path, content.encode())
         with site.open("rb") as file:
-            client.put_archive(container, "/", file)
+            yield file
 
 
-def _commit(
-    client: docker.APIClient, container: str, tag: tuple[str, str], labels: Mapping[str, str]
-) -> str:
-    """Create an image from the file system of a build container, and return the image's id. `tag`
-    is the image's repository and tag.
-    """
-    changes = [*SETTINGS, "CMD []", _label_line(labels)]
-    return str(client.commit(container, repository=tag[0], tag=tag[1], changes=changes)["Id"])
-
-
-def add_layer(
-    client: docker.APIClient, base: Image, recipe: Recipe, lock: Lock, cache: Path
-) -> str:
-    """Build an image that adds the packages of `lock` to the image `base`, and return the new
-    image's id. These are packages that callers have requested.
+def add_layer(store: ImageStore, base: Image, recipe: Recipe, lock: Lock, cache: Path) -> str:
+    """Make a layer that adds the packages of `lock` to the image `base`, and return the new layer's
+    id. These are packages that callers have requested.
 
     `recipe` is the recipe of `base`, and `cache` the directory of downloaded wheels.
 
@@ -404,17 +362,20 @@ def add_layer(
         "site_paths": [f"/{SITE}"] if recipe.lock.packages else [],
         "late_paths": [f"/{LAYER}"],
     }
-    command = ("/usr/bin/python3", "-I", "-S", "-c", _FINISH_LAYER)
     files = {ABOUT: json.dumps(about, sort_keys=True), LAYER_PATH_FILE: f"/{LAYER}\n"}
-    with builder(client, base.id, command, run_s=LAYER_DEADLINE_S) as container:
-        _put_wheels(client, container, wheels, LAYER, files, LAYER_DEADLINE_S)
-        run(client, container, run_s=LAYER_DEADLINE_S, failed="The packages cannot be compiled")
-        tag = (LAYERS, layer_tag(base.id, lock.text))
-        return _commit(client, container, tag, {LAYER_BASE: base.id})
+    with _unpacked(wheels, LAYER, files, LAYER_DEADLINE_S) as packages:
+        return store.add(
+            base.id,
+            packages,
+            ("/usr/bin/python3", "-I", "-S", "-c", _FINISH_LAYER),
+            labels={LAYER_BASE: base.id, LAYER_KEY: layer_key(base.id, lock.text)},
+            run_s=LAYER_DEADLINE_S,
+            failed="The packages cannot be compiled",
+        )
 
 
-def add_guest(client: docker.APIClient, recipe: Recipe, base: str, on_step: OnStep) -> str:
-    """Add the guest and the description of the image to the image with the id `base`. Return the id
+def add_guest(store: ImageStore, recipe: Recipe, base: str, on_step: OnStep) -> str:
+    """Add the guest and the description of the image to the layer with the id `base`. Return the id
     of the new image.
 
     The Python in the image compiles the guest.
@@ -423,31 +384,21 @@ def add_guest(client: docker.APIClient, recipe: Recipe, base: str, on_step: OnSt
         ImageBuildError: a step failed. The message names the remedy.
     """
     on_step("adding the guest")
-    with builder(client, base, _COMPILE_GUEST, run_s=GUEST_DEADLINE_S) as container:
-        client.put_archive(container, "/", guest_archive(recipe.about))
-        run(
-            client, container, run_s=GUEST_DEADLINE_S,
-            failed="The image's Python does not compile the guest",
-        )  # fmt: skip
-        guest = guest_digest()
-        labels = {
+    return store.add(
+        base,
+        io.BytesIO(guest_archive(recipe.about)),
+        _COMPILE_GUEST,
+        labels={
             IMAGE: recipe.name,
             RECIPE: recipe.digest,
             ROOT: "",
-            GUEST: guest,
+            GUEST: guest_digest(),
             LANGUAGES: ",".join(recipe.settings.languages),
             GUEST_MB: str(recipe.settings.guest_mb),
-        }
-        made = _commit(client, container, (f"{REPOSITORY}/{recipe.name}", "latest"), labels)
-    # The second tag is needed because `latest` moves: engines of other versions, or other operators
-    # with an image of the same name, may use this host. Images without a tag are not found.
-    tag = f"{guest[:12]}-{recipe.digest[:12]}"
-    client.tag(made, f"{REPOSITORY}/{recipe.name}", tag=tag)
-    return made
-
-
-def _label_line(labels: Mapping[str, str]) -> str:
-    return "LABEL " + " ".join(f'"{key}"="{value}"' for key, value in labels.items())
+        },
+        run_s=GUEST_DEADLINE_S,
+        failed="The image's Python does not compile the guest",
+    )
 
 
 # -- packages of the Python index ----------------------------------------------------------
@@ -480,76 +431,6 @@ def unpack(wheels: Sequence[Path], folder: str, target: Path, deadline_s: float)
         )
 
 
-NAME = "fumehood-builder-"
-"""How the names of build containers begin. A deadline and a random part follow."""
-
-LIFETIME_S = 600
-"""Seconds after the deadline of a build container's command. Until then, no other build removes the
-container.
-"""
-
-MEMORY = "1g"
-PROCESSES = 64
-"""The limits of a build container: `MEMORY` for its memory, and `PROCESSES` for the number of its
-processes.
-"""
-
-
-@contextmanager
-def builder(
-    client: docker.APIClient, image: str, command: Sequence[str], *, run_s: float
-) -> Iterator[str]:
-    """Create a build container from `image`, and yield the container's id. The container is not
-    started. When it is started later, it runs `command`.
-
-    `run_s` is the maximum duration of `command` in seconds. The container is removed when the
-    `with` block ends. If this process is killed first, a later build removes the container after a
-    deadline that is in the container's name.
-    """
-    host = client.create_host_config(
-        network_mode="none",
-        cap_drop=["ALL"],
-        security_opt=["no-new-privileges"],
-        mem_limit=MEMORY,
-        pids_limit=PROCESSES,
-    )
-    made = client.create_container(
-        image,
-        command=list(command),
-        host_config=host,
-        name=f"{NAME}{int(time.time() + LIFETIME_S + run_s)}-{secrets.token_hex(4)}",
-    )
-    try:
-        yield made["Id"]
-    finally:
-        client.remove_container(made["Id"], force=True)
-
-
-def run(client: docker.APIClient, container: str, *, run_s: float, failed: str) -> None:
-    """Start a build container, and wait until its command has succeeded, for at most `run_s`
-    seconds.
-
-    Raises:
-        ImageBuildError: the command failed. The message consists of `failed` and the cause. If the
-            cause is unknown, it contains the last lines of the command's output instead.
-    """
-    client.start(container)
-    status = client.wait(container, timeout=run_s)["StatusCode"]
-    if status != 0:
-        said = client.logs(container, tail=5).decode("utf-8", "replace")
-        raise build_error(failed, said.splitlines())
-
-
-def sweep_builders(client: docker.APIClient) -> None:
-    """Remove the build containers whose deadline has passed. A build that was killed leaves its
-    containers behind.
-    """
-    for row in client.containers(all=True, filters={"name": NAME}):
-        deadline = re.fullmatch(rf"/{NAME}(\d+)-[0-9a-f]+", row["Names"][0])
-        if deadline is not None and int(deadline[1]) < time.time():
-            client.remove_container(row["Id"], force=True)
-
-
 # -- recipes of own images ------------------------------------------------------------------
 
 
@@ -568,8 +449,7 @@ class ImageRequest:
 def is_own_name(name: str) -> bool:
     """Whether an operator may give this name to an image.
 
-    Not allowed are the names of built-in images, and the names that this package uses for layers in
-    Docker.
+    Not allowed are the names of built-in images, and the names of layers.
     """
     taken = name in image_names() or name in (COMMON, "root", "base", "building", "packages")
     return re.fullmatch(IMAGE_NAME, name) is not None and not (

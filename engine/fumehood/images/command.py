@@ -22,10 +22,10 @@ from fumehood.cli.show import Column, show_json, show_table, wants_json
 from fumehood.core.escaping import visible
 from fumehood.core.json_types import JsonObject
 from fumehood.core.names import did_you_mean
-from fumehood.docker.api import DockerError, open_docker, typed_errors
-from fumehood.docker.images import list_images
+from fumehood.image_store.faults import ImageBuildError, build_error
+from fumehood.image_store.find import list_images
+from fumehood.image_store.store import ImageStore, open_store
 from fumehood.images.build import (
-    DEADLINE_S,
     Built,
     ImageRequest,
     build_image,
@@ -35,9 +35,9 @@ from fumehood.images.build import (
     publish,
     wheel_cache,
 )
-from fumehood.images.removal import idle_roots, images_of, remove_unused, useless, users_of
-from fumehood.images.rootfs import ImageBuildError, build_error
+from fumehood.images.removal import idle_roots, images_of, remove_unused, useless
 from fumehood.protocol.strict_json import BYTE_ORDER_MARK
+from fumehood.sandbox.container.runtime import RuntimeFault
 from fumehood.sandbox.images.catalog import Image
 from fumehood.sandbox.images.recipe import (
     Recipe,
@@ -51,8 +51,7 @@ from fumehood.sandbox.images.recipe import (
 from fumehood.sandbox.trusted_files import Untrusted
 
 if TYPE_CHECKING:
-    import docker
-
+    from fumehood.config import Config
 
 images = typer.Typer(help="The images that containers run.", no_args_is_help=True)
 
@@ -86,8 +85,8 @@ def build_images(
         recipes = [read_recipe(each, base=base or "", own=own) for each in names]
     except (UnknownImage, WrongRecipe) as error:
         fail(str(error), ExitCode.USAGE)
-    client = open_engine()
-    built = [_build(client, recipe, own, force=force, since=started) for recipe in recipes]
+    store = _open_store(config)
+    built = [_build(store, recipe, own, force=force, since=started) for recipe in recipes]
     made = sum(result.made_guest for result in built)
     if len(built) > 1 and made:
         print(f"{made} images in {time.time() - started:.1f} s", file=sys.stderr)
@@ -141,19 +140,19 @@ def remove_images(
     Without a name, remove images that this version of the engine does not use and that are older
     than a week. Images that containers use stay.
     """
-    own = _own_images()
-    client = open_engine()
+    config = read_config()
+    own = config.own_images
+    store = _open_store(config)
     try:
-        with typed_errors():
-            if name is not None:
-                _require_known(client, name, own)
-            tops = set() if name is None else {image.id for image in list_images(client, name)}
-            named = images_of(client, name) if name is not None else useless(client, own)
-            gone = remove_unused(client, named)
-            gone |= remove_unused(client, idle_roots(client, own))
-            users = users_of(client, tops - gone)
-    except DockerError:
-        fail("Docker could not remove the images.", ExitCode.UNAVAILABLE)
+        if name is not None:
+            _require_known(store, name, own)
+        tops = set() if name is None else {image.id for image in list_images(store, name)}
+        named = images_of(store, name) if name is not None else useless(store, own)
+        gone = remove_unused(store, named)
+        gone |= remove_unused(store, idle_roots(store, own))
+        users = sorted({user for image in tops - gone for user in store.users_of(image)})
+    except RuntimeFault:
+        fail(f"{store.name} could not remove the images.", ExitCode.UNAVAILABLE)
     if name is not None and not tops - gone and is_own_name(name) and (own / name).is_dir():
         shutil.rmtree(own / name)
     kept = named - gone
@@ -171,21 +170,18 @@ def remove_images(
 @images.command("list")
 def show_images(as_json: AsJson = False) -> None:
     """List existing images, newest first."""
+    config = read_config()
+    store = _open_store(config)
     try:
-        with typed_errors():
-            found = list_images(open_engine(), own=_own_images())
-    except DockerError:
-        fail("Docker could not list the images.", ExitCode.UNAVAILABLE)
+        found = list_images(store, own=config.own_images)
+    except RuntimeFault:
+        fail(f"{store.name} could not list the images.", ExitCode.UNAVAILABLE)
     if wants_json(as_json):
         show_json([_document(image) for image in found])
     elif not found:
         print("There are no images. Build them: fumehood images build", file=sys.stderr)
     else:
         _show(found)
-
-
-def _own_images() -> Path:
-    return read_config().own_images
 
 
 def _make(request: ImageRequest, base: str, *, replace: bool) -> Image:
@@ -196,15 +192,16 @@ def _make(request: ImageRequest, base: str, *, replace: bool) -> Image:
     The recipe is created in a temporary folder, which gets its final name after the build. If a
     step fails, print the reason and end the command.
     """
-    own = _own_images()
+    config = read_config()
+    own = config.own_images
     try:
         check_request(request, own, replace=replace)
-        client = open_engine()
+        store = _open_store(config)
         with ExitStack() as stack:
             made = make_aside(request, own, wheel_cache(), _step(request.name))
             folder = stack.enter_context(made)
             recipe = recipe_of(request.name, read_own_files(folder), base=base)
-            built = _build(client, recipe, own, force=False, since=time.time())
+            built = _build(store, recipe, own, force=False, since=time.time())
             publish(folder, request.name)
     except (WrongRecipe, Untrusted) as error:
         fail(str(error), ExitCode.USAGE)
@@ -216,16 +213,16 @@ def _make(request: ImageRequest, base: str, *, replace: bool) -> Image:
     return built.image
 
 
-def _require_known(client: docker.APIClient, name: str, own: Path) -> None:
+def _require_known(store: ImageStore, name: str, own: Path) -> None:
     """End the command with an error if there is no image with this name.
 
     `own` is the folder with the operator's recipes. An image exists if there is a recipe with its
-    name. An operator's image also exists if its folder is below `own`, or if Docker has the image.
+    name. An operator's image also exists if its folder is below `own`, or if the store has it.
     """
     names = image_names(own=own)
     if name in names:
         return
-    if not is_own_name(name) or not ((own / name).is_dir() or images_of(client, name)):
+    if not is_own_name(name) or not ((own / name).is_dir() or images_of(store, name)):
         meant = did_you_mean(name, names)
         fail(f"There is no image {name[:80]!r}. Known: {', '.join(names)}.{meant}", ExitCode.USAGE)
 
@@ -270,26 +267,24 @@ def _document(image: Image) -> JsonObject:
     }
 
 
-def open_engine() -> docker.APIClient:
-    """Return a client that is connected to Docker. If Docker cannot be reached, print the remedy
-    and end the command.
+def _open_store(config: Config) -> ImageStore:
+    """Return the store of the images. If it cannot be opened, print the remedy and end the
+    command.
     """
     try:
-        return open_docker(timeout_s=DEADLINE_S)
-    except DockerError as error:
+        return open_store(config)
+    except RuntimeFault as error:
         fail(f"{error.message} {error.remedy}", ExitCode.UNAVAILABLE)
 
 
-def _build(
-    client: docker.APIClient, recipe: Recipe, own: Path, *, force: bool, since: float
-) -> Built:
+def _build(store: ImageStore, recipe: Recipe, own: Path, *, force: bool, since: float) -> Built:
     """Build one image, print how long it took, and return the result. If the build fails, print the
     reason and end the command.
     """
     started = time.monotonic()
     try:
         on_step = _step(recipe.name)
-        built = build_image(client, recipe, on_step, force=force, since=since, own=own)
+        built = build_image(store, recipe, on_step, force=force, since=since, own=own)
     except ImageBuildError as error:
         fail(f"The image {recipe.name} was not built. {error}", ExitCode.UNAVAILABLE)
     what = "built" if built.made_guest else "is up to date"

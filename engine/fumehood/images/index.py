@@ -19,14 +19,11 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
+from fumehood.image_store.faults import ImageBuildError, build_error
+from fumehood.image_store.store import OnStep
 from fumehood.images import pip_for_image
 from fumehood.images.requirements import EMPTY_LOCK, digest_of_file, lock_of, without
-from fumehood.images.rootfs import (
-    ImageBuildError,
-    OnStep,
-    build_error,
-    run_program,
-)
+from fumehood.images.rootfs import run_program
 from fumehood.sandbox.images.recipe import Lock, Pinned
 
 DEADLINE_S = 600

@@ -21,20 +21,20 @@ import anyio
 from fumehood.core.errors import InvalidParams, SandboxUnavailable
 from fumehood.core.fair_share import FairShare
 from fumehood.core.limits import MB, remember
-from fumehood.docker.api import (
-    QUICK_S,
-    Docker,
-    DockerError,
-    open_docker,
-    typed_errors,
-)
+from fumehood.image_store.store import HasImageStore
 from fumehood.images.settings import PackageSettings
 from fumehood.sandbox.bounded_threads import Answer, BoundedThreads
 from fumehood.sandbox.container.additions import ImageMaker
-from fumehood.sandbox.container.runtime import Runtime
+from fumehood.sandbox.container.runtime import (
+    Runtime,
+    RuntimeFault,
+    RuntimeMissing,
+    RuntimeTimeout,
+)
 from fumehood.sandbox.wall import OnEvent, try_later
 
 if TYPE_CHECKING:
+    from fumehood.image_store.store import ImageStore
     from fumehood.sandbox.images.catalog import Image
     from fumehood.sandbox.images.recipe import Lock
 
@@ -54,6 +54,9 @@ MAKING_S = 240.0
 """Maximum seconds to resolve a request or to make a layer. Also the maximum seconds to wait for
 other requests before that.
 """
+
+SWEEP_S = 15.0
+"""Maximum seconds to remove what killed builds have left behind."""
 
 
 def new_layers(
@@ -138,21 +141,26 @@ class PackageLayers(ImageMaker):
             await self._in_thread(lambda: self._make(base, lock))
 
     def _make(self, base: Image, text: str) -> None:
-        from fumehood.docker.images import find_layer
+        from fumehood.image_store.find import find_layer
         from fumehood.images import build, index, removal
         from fumehood.sandbox.images.recipe import parse_lock, read_recipe
 
         most_bytes = self._settings.max_mb * MB
         cache = self._cache or build.wheel_cache()
-        with closing(open_docker(timeout_s=MAKING_S)) as client, typed_errors():
-            if find_layer(client, base.id, text) is not None:
+        with closing(self._open_store()) as store:
+            if find_layer(store, base.id, text) is not None:
                 return
-            build.sweep_builders(client)
+            store.sweep()
             recipe = read_recipe(base.name, base=base.base, own=self._own)
-            layer = build.add_layer(client, base, recipe, parse_lock(text), cache)
-            old = removal.old_layers(client, most_bytes, own=self._own)
-            removal.remove_unused(client, old - {layer})
+            layer = build.add_layer(store, base, recipe, parse_lock(text), cache)
+            old = removal.old_layers(store, most_bytes, own=self._own)
+            removal.remove_unused(store, old - {layer})
         index.trim(cache, most_bytes)
+
+    def _open_store(self) -> ImageStore:
+        if not isinstance(self._runtime, HasImageStore):
+            raise RuntimeMissing
+        return self._runtime.open_store()
 
     def _checked(self, packages: Sequence[str]) -> str:
         """Check the requested packages, and return them as the text of a requirements file.
@@ -206,8 +214,8 @@ class PackageLayers(ImageMaker):
             InvalidParams: the packages or requirements were refused.
             SandboxUnavailable: `work` failed for another known reason, or took too long.
         """
+        from fumehood.image_store.faults import CAUSE_UNKNOWN, ImageBuildError
         from fumehood.images.index import PackagesRefused
-        from fumehood.images.rootfs import CAUSE_UNKNOWN, ImageBuildError
         from fumehood.sandbox.images.recipe import UnknownImage, WrongRecipe, WrongRequirements
 
         try:
@@ -216,7 +224,7 @@ class PackageLayers(ImageMaker):
             raise _refused(str(error)) from None
         except TimeoutError:
             raise try_later("Installing the packages took too long. Repeat the call.") from None
-        except DockerError as error:
+        except RuntimeFault as error:
             raise try_later(f"{error.message} {error.remedy}") from None
         except ImageBuildError as error:
             if error.remedy == CAUSE_UNKNOWN:
@@ -233,11 +241,17 @@ class PackageLayers(ImageMaker):
         return try_later("The packages could not be installed. The engine's log says why.")
 
     async def sweep(self) -> None:
-        """Remove build containers that a killed build has left behind. Raises RuntimeFault."""
-        if self._settings.allow and isinstance(self._runtime, Docker):
-            from fumehood.images.build import sweep_builders
+        """Remove what killed builds have left behind. Raises RuntimeFault."""
+        if not self._settings.allow:
+            return
+        try:
+            await self._threads.run(self._sweep, SWEEP_S)
+        except TimeoutError:
+            raise RuntimeTimeout from None
 
-            await self._runtime.ask("list containers", sweep_builders, QUICK_S)
+    def _sweep(self) -> None:
+        with closing(self._open_store()) as store:
+            store.sweep()
 
 
 def _resolve(image: Image, asked: str, own: Path, cache: Path | None) -> Lock:

@@ -12,17 +12,17 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
-import docker
-from docker.errors import APIError, NotFound
-
-from fumehood.docker.images import list_images
-from fumehood.sandbox.images.catalog import (
+from fumehood.image_store.find import list_images
+from fumehood.image_store.store import (
+    IMAGE,
     LAYER_BASE,
-    LAYERS,
+    LAYER_KEY,
     RECIPE,
-    REPOSITORY,
     ROOT,
+    ImageStore,
+    StoredLayer,
 )
+from fumehood.sandbox.images.catalog import Image
 from fumehood.sandbox.images.recipe import (
     Recipe,
     WrongRecipe,
@@ -45,7 +45,7 @@ KEPT_S = 7 * 24 * 3600
 """Seconds for which an image of another engine is kept, because that engine may need it again."""
 
 
-def replaced_by(client: docker.APIClient, recipe: Recipe) -> set[str]:
+def replaced_by(store: ImageStore, recipe: Recipe) -> set[str]:
     """Return the ids of the images that are no longer needed after a new build of this recipe.
 
     Three kinds of images are considered: the images with the recipe's name, their base images, and
@@ -56,78 +56,71 @@ def replaced_by(client: docker.APIClient, recipe: Recipe) -> set[str]:
 
     The result can include images that the new build uses. The caller must keep these images.
     """
-    guest, now = guest_digest(), time.time()
+    guest = guest_digest()
     tops = {
         image.id
-        for image in list_images(client, recipe.name)
-        if (image.recipe, image.guest) == (recipe.digest, guest)
-        or now - image.created.timestamp() > KEPT_S
+        for image in list_images(store, recipe.name)
+        if (image.recipe, image.guest) == (recipe.digest, guest) or _age_s(image) > KEPT_S
     }
     below = {
-        str(row["Id"])
+        layer.id
         for name, label, digest in (
             (f"base-{recipe.name}", RECIPE, recipe.digest),
             ("root", ROOT, recipe.root_digest),
         )
-        for row in client.images(name=f"{REPOSITORY}/{name}")
-        if (row["Labels"] or {}).get(label) == digest or now - row["Created"] > KEPT_S
+        for layer in store.layers(f"{IMAGE}={name}")
+        if layer.labels.get(label) == digest or _age_s(layer) > KEPT_S
     }
     return tops | below
 
 
-def images_of(client: docker.APIClient, name: str) -> set[str]:
+def images_of(store: ImageStore, name: str) -> set[str]:
     """Return the ids of all images with this name and of their bases, whichever engine built
     them.
     """
-    tops = {image.id for image in list_images(client, name)}
-    return tops | {str(row["Id"]) for row in client.images(name=f"{REPOSITORY}/base-{name}")}
+    tops = {image.id for image in list_images(store, name)}
+    return tops | {layer.id for layer in store.layers(f"{IMAGE}=base-{name}")}
 
 
-def useless(client: docker.APIClient, own: Path) -> set[str]:
+def useless(store: ImageStore, own: Path) -> set[str]:
     """Return the ids of the images and base images that are over a week old and that this engine
     does not use. `own` is the folder with the operator's own recipes.
     """
-    tops = list_images(client, own=own)
+    tops = list_images(store, own=own)
     used = {image.recipe for image in tops if image.is_own}
-    now = time.time()
     bases = {
-        str(row["Id"])
-        for row in client.images(filters={"label": [RECIPE]})
-        if any(str(tag).startswith(f"{REPOSITORY}/base-") for tag in row["RepoTags"] or ())
-        and row["Labels"][RECIPE] not in used
-        and now - row["Created"] > KEPT_S
+        layer.id
+        for layer in store.layers(RECIPE)
+        if layer.labels.get(IMAGE, "").startswith("base-")
+        and layer.labels[RECIPE] not in used
+        and _age_s(layer) > KEPT_S
     }
-    return bases | {
-        image.id for image in tops if not image.is_own and now - image.created.timestamp() > KEPT_S
-    }
+    return bases | {image.id for image in tops if not image.is_own and _age_s(image) > KEPT_S}
 
 
-def old_layers(client: docker.APIClient, most_bytes: int, own: Path | None = None) -> set[str]:
+def old_layers(store: ImageStore, most_bytes: int, own: Path | None = None) -> set[str]:
     """Return the ids of the package layers that can be removed. These are:
 
     * layers that are over a week old and whose image this engine no longer uses
-    * layers without a tag
+    * layers without a key, which have been made again
     * the oldest layers, as many as are needed to bring the total size down to `most_bytes`
 
     A layer that was made in the last `FRESH_S` seconds is never included. `own` is the folder with
     the recipes that the operator wrote.
     """
-    current = {image.id: image.size_bytes for image in list_images(client, own=own) if image.is_own}
-    rows = client.images(filters={"label": LAYER_BASE})
+    current = {image.id: image.size_bytes for image in list_images(store, own=own) if image.is_own}
     found, total = set(), 0
-    for row in sorted(rows, key=lambda row: int(row["Created"]), reverse=True):
-        if not all(tag.startswith(f"{LAYERS}:") for tag in row["RepoTags"] or ()):
-            continue  # an image that somebody made from a layer
-        below = current.get(row["Labels"][LAYER_BASE])
-        total += int(row["Size"]) - (below or 0)
-        age_s = time.time() - int(row["Created"])
+    for layer in store.layers(LAYER_BASE):
+        below = current.get(layer.labels[LAYER_BASE])
+        total += layer.size_bytes - (below or 0)
+        age_s = _age_s(layer)
         is_left = below is None and age_s > KEPT_S
-        if age_s > FRESH_S and (is_left or total > most_bytes or not row["RepoTags"]):
-            found.add(str(row["Id"]))
+        if age_s > FRESH_S and (is_left or total > most_bytes or LAYER_KEY not in layer.labels):
+            found.add(layer.id)
     return found
 
 
-def idle_roots(client: docker.APIClient, own: Path) -> set[str]:
+def idle_roots(store: ImageStore, own: Path) -> set[str]:
     """Return the ids of the root file systems that no recipe needs. Those that were made in the
     last hour are left out, because a running build may use them.
     """
@@ -136,53 +129,26 @@ def idle_roots(client: docker.APIClient, own: Path) -> set[str]:
         with suppress(WrongRecipe):
             wanted.add(read_recipe(name, own=own).root_digest)
     return {
-        str(row["Id"])
-        for row in client.images(name=f"{REPOSITORY}/root")
-        if (row["Labels"] or {}).get(ROOT) not in wanted and time.time() - row["Created"] > NEW_S
+        layer.id
+        for layer in store.layers(f"{IMAGE}=root")
+        if layer.labels.get(ROOT) not in wanted and _age_s(layer) > NEW_S
     }
 
 
-def remove_unused(client: docker.APIClient, identifiers: Iterable[str]) -> set[str]:
+def remove_unused(store: ImageStore, identifiers: Iterable[str]) -> set[str]:
     """Remove images and the package layers on top of them. Keep those that a container uses, or on
     which another image is based. Return the ids of everything that was removed.
 
     An image is removed before the image on which it is based.
     """
     left = set(identifiers)
-    layers = client.images(filters={"label": LAYER_BASE})
-    left |= {str(row["Id"]) for row in layers if row["Labels"][LAYER_BASE] in left}
+    left |= {each.id for each in store.layers(LAYER_BASE) if each.labels[LAYER_BASE] in left}
     gone: set[str] = set()
-    while left:
-        below = {str(row.get("ParentId")) for row in client.images(all=True)}
-        done = {identifier for identifier in left - below if _remove(client, identifier)}
+    while done := {identifier for identifier in left if store.remove(identifier)}:
         gone |= done
         left -= done
-        if not done:
-            break
     return gone
 
 
-def users_of(client: docker.APIClient, identifiers: Iterable[str]) -> list[str]:
-    """Return the names of the containers that were created from these images. Stopped containers
-    count too.
-    """
-    names = {
-        str(container["Names"][0]).removeprefix("/")
-        for identifier in identifiers
-        for container in client.containers(all=True, filters={"ancestor": identifier})
-    }
-    return sorted(names)
-
-
-def _remove(client: docker.APIClient, identifier: str) -> bool:
-    """Remove an image, unless a container uses it. Return whether it was removed."""
-    try:
-        if client.containers(all=True, quiet=True, filters={"ancestor": identifier}):
-            return False
-        for tag in client.inspect_image(identifier)["RepoTags"] or ():
-            client.remove_image(tag)
-        with suppress(NotFound):  # Docker may have removed it with its last tag
-            client.remove_image(identifier)
-    except APIError:
-        return False
-    return True
+def _age_s(layer: StoredLayer | Image) -> float:
+    return time.time() - layer.created.timestamp()

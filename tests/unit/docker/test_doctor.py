@@ -22,7 +22,8 @@ from fumehood.docker.api import (
     DockerTimeout,
 )
 from fumehood.docker.doctor import image_finding
-from fumehood.docker.images import list_images
+from fumehood.docker.store import DockerStore
+from fumehood.image_store.find import list_images
 from fumehood.sandbox.images.catalog import guest_digest
 from fumehood.sandbox.images.recipe import read_recipe
 from fumehood.sandbox.settings import ContainerSettings, LanguageImages, SessionSettings
@@ -222,7 +223,7 @@ def test_doctor_warns_about_a_docker_that_fails_after_its_first_answer(findings:
 def test_doctor_names_the_command_that_builds_a_missing_image(
     rows: list[dict[str, Any]], age: int, found: str, cure: str
 ) -> None:
-    images = list_images(ListedImages(*rows), "python")
+    images = list_images(DockerStore(ListedImages(*rows)), "python")
     finding = image_finding("python", images, datetime.now(UTC) + timedelta(days=age))
     assert finding.verdict == "warning"
     assert found in finding.found

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from fumehood.core.errors import SandboxUnavailable
-from fumehood.docker.images import find_image, list_images
-from fumehood.sandbox.images import catalog
+from fumehood.docker.store import DockerStore
+from fumehood.image_store.find import find_image, list_images
+from fumehood.image_store.store import LAYER_BASE
 from fumehood.sandbox.images.catalog import guest_digest
 from fumehood.sandbox.images.recipe import read_recipe
 from support.docker_images import ListedImages, image_row
@@ -18,13 +19,17 @@ GUEST = guest_digest()
 BASE = "debian@sha256:" + "b" * 64
 
 
+def listed(*rows: dict[str, Any]) -> DockerStore:
+    return DockerStore(ListedImages(*rows))
+
+
 def test_newest_image_of_this_engine_is_found() -> None:
-    docker = ListedImages(
+    store = listed(
         image_row("sha256:old", recipe=RECIPE, guest=GUEST, created=1_700_000_000),
         image_row("sha256:new", recipe=RECIPE, guest=GUEST, created=1_700_000_009),
         image_row("sha256:other", recipe=RECIPE, guest="0" * 64, created=1_700_000_099),
     )
-    image = find_image(docker, "python")
+    image = find_image(store, "python")
     assert (image.id, image.packages, image.size_bytes) == ("sha256:new", 114, 117_000_000)
 
 
@@ -44,7 +49,7 @@ def test_unusable_image_is_refused_with_the_build_command(
     rows: list[dict[str, Any]], words: str
 ) -> None:
     with pytest.raises(SandboxUnavailable) as refusal:
-        find_image(ListedImages(*rows), "python")
+        find_image(listed(*rows), "python")
     assert words in refusal.value.message
     assert "fumehood images build python" in refusal.value.message
     assert not refusal.value.may_retry
@@ -53,7 +58,7 @@ def test_unusable_image_is_refused_with_the_build_command(
 @pytest.mark.row("S10")
 def test_unknown_image_name_is_refused_with_the_known_names() -> None:
     with pytest.raises(SandboxUnavailable) as refusal:
-        find_image(ListedImages(), "pyhton")
+        find_image(listed(), "pyhton")
     assert "image 'pyhton' does not exist" in refusal.value.message
     assert refusal.value.message.endswith(
         "Name one of these: node, python, python-data, python-science, shell."
@@ -69,7 +74,7 @@ def test_unknown_image_name_is_refused_with_the_known_names() -> None:
         (["shop/fumehood/python:latest"], {}),
         (["fumehood/python2:x"], {}),
         # A layer of packages: an image could be named as layers are tagged.
-        (["fumehood/python:latest"], {catalog.LAYER_BASE: "sha256:ours"}),
+        (["fumehood/python:latest"], {LAYER_BASE: "sha256:ours"}),
     ],
 )
 def test_image_derived_from_an_engine_image_is_not_used(
@@ -80,7 +85,7 @@ def test_image_derived_from_an_engine_image_is_not_used(
     derived = image_row("sha256:derived", recipe=RECIPE, guest=GUEST, created=1_800_000_000)
     derived["RepoTags"] = tags
     derived["Labels"] |= labels
-    assert find_image(ListedImages(derived, ours), "python").id == "sha256:ours"
+    assert find_image(listed(derived, ours), "python").id == "sha256:ours"
 
 
 @pytest.mark.parametrize(
@@ -94,4 +99,4 @@ def test_image_derived_from_an_engine_image_is_not_used(
 )
 def test_image_with_malformed_labels_is_ignored(label: dict[str, str]) -> None:
     broken = image_row("sha256:x", recipe=RECIPE, guest=GUEST, **label)
-    assert list_images(ListedImages(broken)) == []
+    assert list_images(listed(broken)) == []

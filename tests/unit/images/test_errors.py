@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fumehood.images.rootfs import build_error
+from fumehood.image_store.faults import build_error
 
 
 @pytest.mark.parametrize(

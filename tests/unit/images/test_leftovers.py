@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from fumehood.docker.store import LAYERS, DockerStore
+from fumehood.image_store.store import IMAGE, LAYER_BASE, ROOT
 from fumehood.images.removal import FRESH_S, KEPT_S, idle_roots, old_layers, useless
-from fumehood.sandbox.images.catalog import LAYER_BASE, LAYERS
 from fumehood.sandbox.images.recipe import guest_digest, read_recipe
 from support.docker_images import ListedImages, image_row
 
@@ -18,16 +19,8 @@ NEW = int(time.time())
 OURS = {"recipe": read_recipe("python").digest, "guest": guest_digest()}
 
 
-class Store(ListedImages):
-    """Images, also by the name of their tags."""
-
-    def images(self, name: str = "", **how: Any) -> list[dict[str, Any]]:
-        found = super().images(filters=how["filters"]) if "filters" in how else self.rows
-        return (
-            [r for r in found if any(str(t).startswith(f"{name}:") for t in r["RepoTags"])]
-            if name
-            else found
-        )
+def listed(*rows: dict[str, Any]) -> DockerStore:
+    return DockerStore(ListedImages(*rows))
 
 
 def top(identifier: str, *, created: int, **changes: str) -> dict[str, Any]:
@@ -36,13 +29,13 @@ def top(identifier: str, *, created: int, **changes: str) -> dict[str, Any]:
 
 def root(identifier: str, digest: str, *, created: int) -> dict[str, Any]:
     return {
-        "Id": identifier, "Created": created, "Labels": {"fumehood.root": digest},
-        "RepoTags": [f"fumehood/root:{digest[:12]}"],
+        "Id": identifier, "Size": 100, "Created": created,
+        "Labels": {IMAGE: "root", ROOT: digest}, "RepoTags": [f"fumehood/root:{digest[:12]}"],
     }  # fmt: skip
 
 
 def test_current_images_are_not_considered_unused() -> None:
-    store = Store(
+    store = listed(
         top("sha256:ours", created=OLD),
         top("sha256:new", created=NEW, guest="0" * 64),
         top("sha256:old", created=OLD, guest="0" * 64),
@@ -52,7 +45,7 @@ def test_current_images_are_not_considered_unused() -> None:
 
 
 def test_root_image_of_a_recipe_is_kept_for_the_next_build() -> None:
-    store = Store(
+    store = listed(
         root("sha256:used", read_recipe("shell").root_digest, created=OLD),
         root("sha256:idle", "d" * 64, created=OLD),
         root("sha256:being-built-on", "e" * 64, created=NEW),
@@ -74,16 +67,16 @@ def test_too_large_layers_go_from_the_oldest_but_not_before_a_container_can_use_
             "RepoTags": [*filter(None, tags)],
         }  # fmt: skip
 
-    docker = ListedImages(
+    store = listed(
         layer("old", FRESH_S + 2),
         layer("others", 9),
         layer("own", 0),
         layer("in making", 0, ""),
         layer("untagged", FRESH_S + 1, ""),
     )
-    assert old_layers(docker, 100) == {"old", "untagged"}
-    assert old_layers(docker, 500) == {"untagged"}
+    assert old_layers(store, 100) == {"old", "untagged"}
+    assert old_layers(store, 500) == {"untagged"}
     now += FRESH_S  # the control: later all but the newest go
-    assert old_layers(docker, 100) == {"old", "others", "untagged"}
+    assert old_layers(store, 100) == {"old", "others", "untagged"}
     now += 1
-    assert old_layers(docker, 100) == {"old", "others", "untagged", "in making"}
+    assert old_layers(store, 100) == {"old", "others", "untagged", "in making"}

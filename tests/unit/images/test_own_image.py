@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from fumehood.image_store.faults import ImageBuildError
 from fumehood.images import build
 from fumehood.images.build import (
     ImageRequest,
@@ -14,7 +15,6 @@ from fumehood.images.build import (
     make_aside,
     publish,
 )
-from fumehood.images.rootfs import ImageBuildError
 from fumehood.sandbox.images.recipe import Lock, Pinned, WrongRecipe, read_recipe
 
 LOCK = Lock((Pinned("tool", "1.0", ("a" * 64,)),))

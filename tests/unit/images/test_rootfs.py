@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from fumehood.image_store.faults import ImageBuildError
 from fumehood.images import rootfs
-from fumehood.images.rootfs import ImageBuildError
 from fumehood.sandbox.images.recipe import read_recipe
 
 FAKE = """#!/bin/sh

@@ -1,1 +1,1 @@
-"""The images that containers start from: their recipes, and the catalog of built images."""
+"""The images that containers start from: their recipes, and what an image is."""

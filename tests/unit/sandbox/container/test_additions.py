@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from fumehood.core.errors import InvalidParams, SandboxUnavailable
+from fumehood.image_store.find import layer_key
 from fumehood.sandbox.container.additions import Additions, ImageMaker
-from fumehood.sandbox.images.catalog import LAYERS, Image, layer_tag
+from fumehood.sandbox.images.catalog import Image
 
 pytestmark = pytest.mark.anyio
 
@@ -23,16 +24,16 @@ BASE = Image(
 
 
 class Layers:
-    """A runtime with layers alone, by their tags."""
+    """A runtime with layers alone, by their keys."""
 
     def __init__(self) -> None:
-        self.by_tag: dict[str, str] = {}
+        self.by_key: dict[str, str] = {}
 
     def put(self, base: str, lock: str) -> None:
-        self.by_tag[f"{LAYERS}:{layer_tag(base, lock)}"] = f"on {base}"
+        self.by_key[layer_key(base, lock)] = f"on {base}"
 
     async def find_layer(self, base: str, lock: str) -> str | None:
-        return self.by_tag.get(f"{LAYERS}:{layer_tag(base, lock)}")
+        return self.by_key.get(layer_key(base, lock))
 
 
 class Maker(ImageMaker):
@@ -81,7 +82,7 @@ async def test_name_is_that_of_earlier_versions() -> None:
     of_wall = additions(Layers())
     assert of_wall.add("python", LOCK) == "python+04f632084e03c8565ac96b9b1140621b"
     assert of_wall.add("python", "") == "python"
-    assert layer_tag("sha256:base", LOCK)[:12] == "34e1d0d64888"
+    assert layer_key("sha256:base", LOCK)[:12] == "34e1d0d64888"
 
 
 async def test_nothing_is_added_without_a_maker() -> None:
