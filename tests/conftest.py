@@ -25,14 +25,15 @@ from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadScopeScheduling
 
 from fumehood import Config, Engine
+from fumehood.direct.host import why_unfit
 from fumehood.docker.api import Docker, DockerError, open_docker
-from fumehood.docker.store import open_store
+from fumehood.image_store.store import open_store
 from fumehood.images.build import build_image
 from fumehood.sandbox.container.disks import Disks
 from fumehood.sandbox.images.catalog import Image
 from fumehood.sandbox.images.recipe import read_recipe
 from support.checked_once import check_once
-from support.containers import remove_containers_of, remove_late_containers
+from support.containers import ENGINE, remove_containers_of, remove_late_containers
 from support.definition_files import DefinitionDirectory, definition_directory
 from support.health import DAEMONS
 from support.http import SocketClient
@@ -97,6 +98,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--soak", action="store_true", help="Also run the tests that only the soak test runs."
     )
     parser.addoption(
+        "--engine",
+        choices=["docker", "direct"],
+        default="docker",
+        help="What runs the containers of the tests' engines; without tests of Docker itself.",
+    )
+    parser.addoption(
         "--state",
         choices=["sqlite", "postgresql"],
         default="sqlite",
@@ -110,6 +117,8 @@ def pytest_configure(config: pytest.Config) -> None:
     if not config.getoption("--cold-start"):
         subprocess.Popen = start_from_preloaded(str(FUMEHOOD))  # type: ignore[misc]
         MADE.watch(setattr)
+    if config.getoption("--engine") == "direct":
+        os.environ[ENGINE] = CLEAN_ENVIRONMENT[ENGINE] = "direct"
     if config.getoption("--state") == "postgresql":
         if SERVER not in os.environ:
             server = running_postgres()
@@ -263,8 +272,14 @@ def has_ipv6() -> bool:
     return True
 
 
+def has_direct() -> bool:
+    """Whether sandboxes can be started without Docker, and images for them be built."""
+    return why_unfit(None) is None and shutil.which("mmdebstrap") is not None
+
+
 AVAILABLE = {
     "curl": lambda: shutil.which("curl") is not None,
+    "direct": has_direct,
     "docker": has_docker,
     "ipv6": has_ipv6,
     "runsc": has_runsc,
@@ -513,7 +528,7 @@ def python_image() -> Image:
 @cache
 def ready_image(name: str) -> Image:
     """An image of ours as this engine builds it; built now where it is not there."""
-    with contextlib.closing(open_store()) as store:
+    with contextlib.closing(open_store(Config())) as store:
         return build_image(store, read_recipe(name), print).image
 
 

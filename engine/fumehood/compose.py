@@ -37,7 +37,7 @@ from fumehood.engine_parts import EngineParts
 from fumehood.identity.identities import Identities, read_identities
 from fumehood.observe.clock import Clock, IdSource, SystemClock
 from fumehood.observe.log import Logger, log_fault, quiet_logger, redact_events
-from fumehood.parts import coming
+from fumehood.parts import coming, runtime_of
 from fumehood.pipeline.authorize import facts_to_explain
 from fumehood.pipeline.check_result import ResultCheckers, load_checkers
 from fumehood.pipeline.claim import Keys
@@ -182,7 +182,7 @@ def _make_walls(
         longest_session_s=config.sessions.lifetime_seconds,
         longest_with_disk_s=config.sessions.disk_lifetime_seconds,
         orphan_s=config.sessions.orphan_seconds,
-        runtime=parts.runtime(),
+        runtime=runtime_of(config.container.engine),
         image_maker=parts.image_maker(),
     )
     return EngineWalls(

@@ -25,7 +25,6 @@ from fumehood.pipeline.part import CallPart
 from fumehood.registry.index import ToolIndex
 from fumehood.registry.registrations import Registrations
 from fumehood.sandbox.container.additions import NewImageMaker
-from fumehood.sandbox.container.runtime import NewRuntime
 from fumehood.sandbox.session import Saver
 from fumehood.sandbox.session_use import KeptValues, SessionAccess
 from fumehood.sandbox.wall import SessionContainer, Wall
@@ -146,14 +145,6 @@ class EnginePart(Subscriber, CallPart):
         the engine's own walls.
         """
         return {}
-
-    def runtime(self) -> NewRuntime | None:
-        """Return the function that creates the runtime of the engine's containers, such as Docker.
-        Return None if the part has no such function.
-
-        Called once, before `walls`. At most one part of an engine may return a function.
-        """
-        return None
 
     def image_maker(self) -> NewImageMaker | None:
         """Return a function that creates the `ImageMaker`, which adds packages to the images of the

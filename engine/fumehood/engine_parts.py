@@ -26,7 +26,6 @@ from fumehood.policy.model import Policy
 from fumehood.registry.index import ToolIndex
 from fumehood.registry.registrations import Registrations
 from fumehood.sandbox.container.additions import NewImageMaker
-from fumehood.sandbox.container.runtime import NewRuntime
 from fumehood.sandbox.session import Saver
 from fumehood.sandbox.session_use import CarryOver, InNewContainer, InSession
 from fumehood.sandbox.wall import Wall
@@ -74,14 +73,6 @@ class EngineParts:
     def approvers(self) -> Iterable[str]:
         """Return the names of the principals in whose names parts decide on calls."""
         return {part.approver for part in self if part.approver}
-
-    def runtime(self) -> NewRuntime | None:
-        """Return the function that creates the runtime of the engine's containers, or None if no
-        part has such a function.
-
-        Raises PartError if two parts have such a function.
-        """
-        return _only("run containers", ((part, part.runtime()) for part in self))
 
     def image_maker(self) -> NewImageMaker | None:
         """Return the function that creates the `ImageMaker`, which adds packages to the images of

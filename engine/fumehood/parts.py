@@ -48,6 +48,10 @@ fields."""
 T = TypeVar("T")
 
 
+AUTO = "auto"
+"""Value of `container.engine`: the first part that can run containers."""
+
+
 @cache
 def parts() -> tuple[Part, ...]:
     """Return the parts of this distribution, followed by the parts of other distributions that the
@@ -247,3 +251,28 @@ def _names(kind: str, found: Sequence[Part]) -> Iterator[tuple[str, str]]:
     for part in found:
         for one in getattr(part, kind):
             yield part.name, one if isinstance(one, str) else one.name
+
+
+def container_part(engine: str) -> Part | None:
+    """Return the part that runs containers. `engine` is its name, or `AUTO`. Return None if `AUTO`
+    is given, and no part runs containers.
+
+    Raises:
+        PartError: no such part runs containers. The message names those that do.
+    """
+    able = [part for part in parts() if part.runtime is not None]
+    if engine == AUTO:
+        return able[0] if able else None
+    found = next((part for part in able if part.name == engine), None)
+    if found is None:
+        names = ", ".join([AUTO, *(part.name for part in able)])
+        raise PartError(f"container.engine is {engine!r}, but it must be one of {names}.")
+    return found
+
+
+def runtime_of(engine: str) -> Any:
+    """Return the function that creates what runs containers (`NewRuntime`), or None. The argument
+    and the errors are those of `container_part`.
+    """
+    part = container_part(engine)
+    return None if part is None else imported(part.runtime)

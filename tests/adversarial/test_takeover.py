@@ -1,7 +1,7 @@
 """Takeover of a session: only the next engine commands its guest, whatever programs try.
 
 A program reaches the socket on which the guest listens, because both share a network namespace. The
-guest accepts a process of root with a higher epoch, which only `docker exec` makes.
+guest accepts a process of root with a higher epoch, which only the container runtime makes.
 """
 
 from __future__ import annotations
@@ -48,7 +48,13 @@ sorted({pretend(99, *more) for more in [()] * 50 + [(root,), (init,)]})
 HEARS_NOTHING = {"", "ConnectionResetError", "PermissionError", "TimeoutError"}
 
 
-@pytest.fixture(params=["runc", pytest.param("runsc", marks=pytest.mark.needs("runsc"))])
+@pytest.fixture(
+    params=[
+        "runc",
+        pytest.param("runsc", marks=pytest.mark.needs("runsc")),
+        pytest.param("direct", marks=pytest.mark.needs("direct")),
+    ]
+)
 async def box(request: pytest.FixtureRequest, python_image: Image) -> AsyncIterator[OneContainer]:
     """A session's container, whose engine has epoch 5."""
     async with one_container(python_image, runtime=request.param) as box:

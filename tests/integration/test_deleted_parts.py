@@ -229,6 +229,7 @@ anyio.run(main)
 
 def test_programs_are_refused_without_docker(whole: Tree, tree: Tree, home: Path) -> None:
     tree.delete(with_dependents("docker", PARTS))
+    tree.delete(with_dependents("direct", PARTS))  # it would run them
 
     def run(used: Tree, *arguments: str) -> Any:
         known = {

@@ -20,7 +20,9 @@ def anyio_backend() -> str:
     return "asyncio"
 
 
-@pytest.fixture(scope="module", params=["runc"])
+@pytest.fixture(
+    scope="module", params=["runc", pytest.param("direct", marks=pytest.mark.needs("direct"))]
+)
 async def shared(
     request: pytest.FixtureRequest, python_image: Image
 ) -> AsyncIterator[OneContainer]:

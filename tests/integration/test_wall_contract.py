@@ -14,14 +14,16 @@ from fumehood.core.errors import ENDING_ERRORS, EndedBy
 from fumehood.core.identity import TrustDomain
 from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import Limit, Limits, least_limits
+from fumehood.direct.runtime import new_direct
 from fumehood.interpreter.wall import InterpreterWall
 from fumehood.sandbox.container.wall import ContainerWall
 from fumehood.sandbox.images.catalog import Image
 from fumehood.sandbox.process.wall import JailWall
-from fumehood.sandbox.settings import ContainerSettings, EngineIdentity
+from fumehood.sandbox.settings import ContainerSettings, EngineIdentity, LanguageImages
 from fumehood.sandbox.wall import RunEnding, Wall
 from fumehood.testing import SMALL_LIMITS, FakeWall, SeenRun
 from support.cloud import example_module, running_service
+from support.direct import ready_direct_image
 from support.docker_images import DockerWith
 from support.nodes import cluster_wall
 
@@ -115,6 +117,7 @@ def anyio_backend() -> str:
         pytest.param("jail", marks=pytest.mark.needs("landlock")),
         pytest.param("runc", marks=pytest.mark.needs("docker")),
         pytest.param("runsc", marks=pytest.mark.needs("docker", "runsc")),
+        pytest.param("direct", marks=pytest.mark.needs("direct")),
         pytest.param("nodes", marks=pytest.mark.needs("docker")),
         "fake",
         "documented",
@@ -139,6 +142,10 @@ async def case(
     elif request.param in ("runc", "runsc"):
         async with container_wall(request.getfixturevalue("python_image"), request.param) as wall:
             yield Case(wall, **PROGRAMS)
+    elif request.param == "direct":
+        ready_direct_image("python")
+        async with direct_wall() as wall:
+            yield Case(wall, **PROGRAMS)
     elif request.param == "nodes":
         request.getfixturevalue("python_image")
         async with cluster_wall(tmp_path_factory.mktemp("nodes")) as nodes:
@@ -152,6 +159,13 @@ def container_wall(image: Image, runtime: str) -> ContainerWall:
     identity = EngineIdentity(secrets.token_hex(16), secrets.token_hex(16))
     settings = ContainerSettings(pool_min=1, pool_max=3, memory_mb=128, runtime=runtime)
     return ContainerWall(settings, DockerWith(image), identity)
+
+
+def direct_wall() -> ContainerWall:
+    identity = EngineIdentity(secrets.token_hex(16), secrets.token_hex(16))
+    images = LanguageImages(python="python", shell="python", javascript="python")
+    settings = ContainerSettings(pool_min=1, pool_max=3, memory_mb=128, images=images)
+    return ContainerWall(settings, new_direct(Path()), identity)
 
 
 async def run(

@@ -22,7 +22,9 @@ def anyio_backend() -> str:
     return "asyncio"
 
 
-@pytest.fixture(scope="module", params=["runc"])
+@pytest.fixture(
+    scope="module", params=["runc", pytest.param("direct", marks=pytest.mark.needs("direct"))]
+)
 async def shared_node(request: pytest.FixtureRequest) -> AsyncIterator[OneContainer]:
     """One shared container, because a start under gVisor takes longer than most tests."""
     async with one_container(ready_image("node"), runtime=request.param) as box:

@@ -1,4 +1,4 @@
-"""An engine's containers as Docker reports them, independent of the engine."""
+"""An engine's containers as Docker or the launcher reports them, independent of the engine."""
 
 from __future__ import annotations
 
@@ -13,9 +13,13 @@ from typing import Any
 
 from docker.errors import APIError, NotFound
 
+from fumehood.direct.ask import ask_launcher, launcher_directory, sandboxes_of
 from fumehood.docker.api import DockerError, open_docker
 from fumehood.sandbox.container.spec import LABEL_OWNER
 from fumehood.storage import directory
+
+ENGINE = "FUMEHOOD_CONTAINER__ENGINE"
+"""The variable that chooses what runs containers. It is set if the tests run with `--engine`."""
 
 _BEGUN = datetime.now(UTC).isoformat()[:19]
 
@@ -24,13 +28,35 @@ def containers_of(label: str) -> list[dict[str, Any]]:
     """All containers with a label (`name=value`), running or not, as Docker inspects them.
 
     Without those that were made before these tests began: a process of theirs may have had the same id.
+    Direct sandboxes have the same form, with fewer fields.
     """
+    inspected = [_inspected(one) for one in _sandboxes(label)]
+    if ENGINE in os.environ:
+        return inspected
     with closing(open_docker(timeout_s=30)) as client:
-        inspected = []
         for one in client.containers(all=True, filters={"label": [label]}):
             with suppress(NotFound):  # it was removed since it was listed
                 inspected.append(client.inspect_container(one["Id"]))
-        return [one for one in inspected if one["Created"][:19] >= _BEGUN]
+        return [one for one in inspected if one.get("Created", _BEGUN)[:19] >= _BEGUN]
+
+
+def _sandboxes(label: str) -> list[dict[str, Any]]:
+    name, _, value = label.partition("=")
+    found = sandboxes_of(launcher_directory())
+    return [one for one in found if one["labels"].get(name) == value]
+
+
+def _inspected(sandbox: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "Id": sandbox["name"],
+        "Name": f"/{sandbox['name']}",
+        "Image": sandbox["image_id"],
+        "Config": {"Labels": sandbox["labels"]},
+        "State": {
+            "Pid": sandbox["pid"], "Running": sandbox["is_running"],
+            "Paused": sandbox["is_paused"],
+        },
+    }  # fmt: skip
 
 
 _OWNERS: set[str] = set()
@@ -60,6 +86,10 @@ def remove_late_containers() -> None:
 def _remove(owners: set[str], home: Path | None = None) -> None:
     if not owners:
         return
+    directory_ = launcher_directory()
+    for one in sandboxes_of(directory_):
+        if one["labels"].get(LABEL_OWNER) in owners:
+            ask_launcher(directory_, {"do": "remove", "name": one["name"]}, [], 30)
     try:
         client = open_docker(timeout_s=30)
     except DockerError:  # this host has none
@@ -85,11 +115,18 @@ def loop_devices() -> Iterator[tuple[str, Path]]:
 
 
 def kill_container(container_id: str) -> None:
+    if ENGINE in os.environ:
+        kill_init_of(container_id)
+        return
     with closing(open_docker(timeout_s=30)) as client:
         client.kill(container_id, "SIGKILL")
 
 
 def kill_init_of(container_id: str) -> None:
     """Kill a container's first process, as another program of the host would."""
+    for one in sandboxes_of(launcher_directory()):
+        if one["name"] == container_id:
+            os.kill(one["pid"], signal.SIGKILL)
+            return
     with closing(open_docker(timeout_s=30)) as client:
         os.kill(client.inspect_container(container_id)["State"]["Pid"], signal.SIGKILL)

@@ -18,7 +18,7 @@ from fumehood.cluster.wall import ClusterWall, NodeGone, NodePort
 from fumehood.config import Config
 from fumehood.core.errors import EngineError
 from fumehood.core.json_types import JsonObject
-from fumehood.docker.in_engine import new_docker
+from fumehood.docker.api import new_docker
 from fumehood.sandbox.container.additions import NewImageMaker
 from fumehood.sandbox.settings import WallSettings
 from fumehood.sandbox.walls import container_wall

@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -15,11 +16,14 @@ import anyio
 from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import MB, Limit, Limits
 from fumehood.core.session import FileKind
-from fumehood.docker.api import Docker, DockerError
+from fumehood.direct.runtime import new_direct
+from fumehood.docker.api import Docker
 from fumehood.sandbox.container.container import Container
+from fumehood.sandbox.container.runtime import Runtime, RuntimeFault
 from fumehood.sandbox.container.spec import GUEST_COMMAND, ContainerSpec
 from fumehood.sandbox.images.catalog import Image
 from fumehood.sandbox.wall import RunEnding, RunSinks
+from support.direct import ready_direct_image
 from support.wait import DEADLINE_S
 
 LIFETIME_S = 600
@@ -72,6 +76,7 @@ class OneContainer:
         self.memory_mb = memory_mb
         self.name = container.name
         self.heard = Heard()
+        self.runtime: Runtime
 
     @property
     def ended(self) -> str | None:
@@ -139,33 +144,38 @@ async def one_container(
     memory_mb: int = 512,
     command: tuple[str, ...] = GUEST_COMMAND,
 ) -> AsyncIterator[OneContainer]:
-    docker = Docker(os.environ)
+    used, oci_runtime, image_id = _runtime(image, runtime)
     name = f"fumehood-test-{secrets.token_hex(8)}"
     spec = ContainerSpec(
-        name=name, image_id=image.id, image_name=image.name, engine_id=name, owner_id=name,
-        memory_mb=memory_mb, cpus=1, lifetime_s=LIFETIME_S, runtime=runtime,
+        name=name, image_id=image_id, image_name=image.name, engine_id=name, owner_id=name,
+        memory_mb=memory_mb, cpus=1, lifetime_s=LIFETIME_S, runtime=oci_runtime,
         deadline=int(time.time()) + LIFETIME_S, guest_mb=image.guest_mb, command=command,
     )  # fmt: skip
     listener = _Listener()
     try:
-        container = await Container.start(docker, spec, required=frozenset(Limit), ready_s=START_S)
+        container = await Container.start(used, spec, required=frozenset(Limit), ready_s=START_S)
         container.listener = listener
-        yield OneContainer(container, listener, memory_mb)
+        box = OneContainer(container, listener, memory_mb)
+        box.runtime = used
+        yield box
         container.end("the test is over")
     finally:
-        with anyio.CancelScope(shield=True), suppress(DockerError):
-            await docker.ask(
-                "remove a container",
-                lambda client: client.remove_container(name, force=True),
-                30,
-            )
+        with anyio.CancelScope(shield=True), suppress(RuntimeFault):
+            await used.remove(name)
+
+
+def _runtime(image: Image, wanted: str | None) -> tuple[Runtime, str | None, str]:
+    """What runs the container, the name of its OCI runtime, and the id that the image has there."""
+    if wanted == "direct":
+        return new_direct(Path()), None, ready_direct_image(image.name).id
+    return Docker(os.environ), wanted, image.id
 
 
 @asynccontextmanager
 async def taken_over(box: OneContainer, epoch: int) -> AsyncIterator[OneContainer]:
     """The same container, whose host is now another engine."""
     container = await Container.take_over(
-        Docker(os.environ),
+        box.runtime,
         box.name,
         box.container.image_id,
         required=frozenset(Limit),
@@ -175,7 +185,9 @@ async def taken_over(box: OneContainer, epoch: int) -> AsyncIterator[OneContaine
     container.listener = listener
     container.keep(epoch, 600)
     try:
-        yield OneContainer(container, listener, box.memory_mb)
+        other = OneContainer(container, listener, box.memory_mb)
+        other.runtime = box.runtime
+        yield other
     finally:
         container.end("the test is over")
 

@@ -188,7 +188,7 @@ def test_placed_after_what_it_follows() -> None:
 def test_every_place_that_a_part_names_exists() -> None:
     for part in parts():
         places = [part.settings, part.approvers, part.operations, part.control_operations]
-        places += [part.in_engine, part.image_store, *(one.function for one in part.checks)]
+        places += [part.in_engine, part.runtime, *(one.function for one in part.checks)]
         places += [one.function for one in part.commands.values()]
         places += [*part.mounts.values(), part.coming, part.call_options]
         places += [*part.states.values(), *part.files.values(), *part.policy.values()]

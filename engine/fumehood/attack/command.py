@@ -16,7 +16,7 @@ from fumehood.attack.attack import Topic
 from fumehood.attack.bait import BaitFailed
 from fumehood.attack.run import run_attacks
 from fumehood.attack.scorecard import Line, Scorecard, Verdict, WallCard
-from fumehood.attack.targets import IN_DOCKER, WALLS, targets_of
+from fumehood.attack.targets import IN_CONTAINERS, WALLS, targets_of
 from fumehood.cli.exits import ExitCode, fail, say
 from fumehood.cli.show import Column, show_json, show_table, wants_json
 from fumehood.core.escaping import visible
@@ -43,7 +43,8 @@ def instead(
         typer.Option(help="Attack this only: interpreter, jail, container or gateway. Repeatable."),
     ] = None,
     runtime: Annotated[
-        str | None, typer.Option(help="Attack only containers of this Docker runtime.")
+        str | None,
+        typer.Option(help="Attack only containers of this Docker runtime, or `direct`."),
     ] = None,
     quick: Annotated[
         bool, typer.Option("--quick", help="A few attacks of each kind, in at most about 15 s.")
@@ -74,9 +75,9 @@ def _scorecard_of(walls: Sequence[str], runtime: str | None, *, quick: bool) -> 
     unknown = [wall for wall in walls if wall not in WALLS]
     if unknown:
         fail(f"{unknown[0]!r} is not a wall: {', '.join(WALLS)}.", ExitCode.USAGE)
-    if runtime is not None and walls and not {*IN_DOCKER} & {*walls}:
+    if runtime is not None and walls and not {*IN_CONTAINERS} & {*walls}:
         fail("--runtime needs the container wall, or the gateway.", ExitCode.USAGE)
-    chosen = tuple(walls) or (WALLS if runtime is None else IN_DOCKER)
+    chosen = tuple(walls) or (WALLS if runtime is None else IN_CONTAINERS)
     try:
         scorecard = anyio.run(_attack_until_told, chosen, runtime, quick)
     except BaitFailed as failed:

@@ -6,22 +6,14 @@ Host side. The attacks look at the containers from outside by what Docker says o
 
 from __future__ import annotations
 
-import os
-import secrets
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from fumehood.attack.attack import Language
 from fumehood.attack.scorecard import Verdict, WallCard
-from fumehood.attack.targets import Standing, Target
-from fumehood.core.limits import MIN_CONTAINER_MB
+from fumehood.attack.targets import Target, wall_target
 from fumehood.docker.api import QUICK_S, Docker, DockerError
-from fumehood.sandbox.container.spec import GUEST_COMMAND, LABEL_ENGINE
-from fumehood.sandbox.container.supply import Making
-from fumehood.sandbox.container.wall import ContainerWall
-from fumehood.sandbox.settings import ContainerSettings, EngineIdentity, LanguageImages
+from fumehood.sandbox.container.spec import LABEL_ENGINE
 
 OFFERED = ("runsc",)
 ALIASES = ("io.",)
@@ -32,11 +24,6 @@ NOT_REGISTERED = "Docker has no runtime of this name."
 REGISTER = (
     "Install it and register it in Docker's configuration (daemon.json, runtimes), if you want it."
 )
-
-IMAGE = "python"
-
-CONTAINER_LIFETIME_S = 300
-"""Seconds after which a container's guest ends itself, even if this process was killed."""
 
 
 async def targets_in_docker(
@@ -114,36 +101,9 @@ def container_target(
     *,
     command: tuple[str, ...] | None = None,
 ) -> Target:
-    """Return the container wall with one runtime as a target. The wall uses containers of the
-    smallest size, creates a separate one for each trust domain, and starts none in advance.
-    """
+    """Return the container wall with one OCI runtime as a target."""
     is_gvisor = runtime.split("-")[0] == "runsc"
-
-    @asynccontextmanager
-    async def opened() -> AsyncIterator[Standing]:
-        engine_id = secrets.token_hex(16)
-        # Start none in advance, so that Docker reports only containers made for attacks.
-        settings = ContainerSettings(
-            images=LanguageImages(python=IMAGE, shell=IMAGE, javascript=IMAGE),
-            runtime=runtime,
-            memory_mb=MIN_CONTAINER_MB,
-            pool_min=0,
-            pool_max=4,
-            lifetime_seconds=CONTAINER_LIFETIME_S,
-        )
-        identity = EngineIdentity(engine_id, engine_id)
-        async with ContainerWall(
-            settings, docker, identity, making=Making(command or GUEST_COMMAND)
-        ) as wall:
-            yield Standing(
-                wall,
-                Language.PYTHON,
-                MIN_CONTAINER_MB,
-                containers=Containers(docker, engine_id),
-                # Other users' process names can be read unless /proc is mounted with hidepid.
-                sees_processes=docker.is_local
-                and not is_gvisor
-                and os.access("/proc/1/comm", os.R_OK),
-            )
-
-    return Target("container", opened, runtime, is_gvisor)
+    return wall_target(
+        runtime, docker, lambda engine_id: Containers(docker, engine_id),
+        oci_runtime=runtime, command=command, sees_processes=docker.is_local and not is_gvisor,
+    )  # fmt: skip

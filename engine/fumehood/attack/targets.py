@@ -9,23 +9,29 @@ afterwards; if a wall cannot be created, the reason and the remedy are reported.
 
 from __future__ import annotations
 
+import os
+import secrets
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 from fumehood.attack.attack import JAILED, Language
 from fumehood.attack.scorecard import Verdict, WallCard
+from fumehood.core.limits import MIN_CONTAINER_MB
 from fumehood.sandbox.process.wall import JAIL_SPARES, JailWall, ProcessWall
 from fumehood.sandbox.wall import NO_SINKS, RunSinks, Wall
 
 if TYPE_CHECKING:
-    from fumehood.attack.containers import Containers
+    from fumehood.sandbox.container.runtime import Runtime
 
-IN_DOCKER = ("container", "gateway")
-WALLS = ("interpreter", "jail", *IN_DOCKER)
+IN_CONTAINERS = ("container", "gateway")
+DIRECT = "direct"
+"""The runtime without Docker."""
+
+WALLS = ("interpreter", "jail", *IN_CONTAINERS)
 OF_PARTS = frozenset(WALLS) - {"jail", "container"}
 """Walls of parts. Each part's package has the name of its wall."""
 
@@ -44,25 +50,59 @@ async def targets_of(
     the variables that set Docker's address.
     """
     absent = {wall for wall in OF_PARTS.intersection(walls) if not find_spec(f"fumehood.{wall}")}
-    if not find_spec("fumehood.docker"):
-        absent |= set(IN_DOCKER).intersection(walls)
+    if not any(find_spec(f"fumehood.{part}") for part in ("docker", DIRECT)):
+        absent |= set(IN_CONTAINERS).intersection(walls)
     walls = [wall for wall in walls if wall not in absent]
     found: list[Target | WallCard] = [_absent(wall) for wall in sorted(absent)]
     if "interpreter" in walls:
         found.append(interpreter_target())
     if "jail" in walls:
         found.append(jail_target())
-    # Not at the top: these need Docker, and TLS.
     if "container" in walls:
-        from fumehood.attack.containers import targets_in_docker
-
-        found += await targets_in_docker(environment, runtime, "container", lambda target: target)
+        found += await _in_containers("container", runtime, environment, lambda target: target)
     if "gateway" in walls:
-        from fumehood.attack.containers import targets_in_docker
-        from fumehood.attack.gateway import gateway_target
+        from fumehood.attack.gateway import gateway_target  # not at the top: it needs TLS
 
-        found += await targets_in_docker(environment, runtime, "gateway", gateway_target)
+        found += await _in_containers("gateway", runtime, environment, gateway_target)
     return found
+
+
+async def _in_containers(
+    wall: str,
+    runtime: str | None,
+    environment: Mapping[str, str],
+    made_of: Callable[[Target], Target],
+) -> list[Target | WallCard]:
+    """Return the targets that need containers, for each runtime of this host or for `runtime`
+    alone. `wall` is their wall, and `made_of` makes them from the container wall.
+    """
+    found: list[Target | WallCard] = []
+    if find_spec("fumehood.docker") and runtime != DIRECT:
+        from fumehood.attack.containers import targets_in_docker
+
+        found += await targets_in_docker(environment, runtime, wall, made_of)
+    if find_spec("fumehood.direct") and runtime in (None, DIRECT):
+        from fumehood.attack.sandboxes import direct_targets
+
+        found += direct_targets(wall, made_of, is_wanted=runtime == DIRECT)
+    return found
+
+
+class Containers(Protocol):
+    """Looks from outside at the containers of one wall. Its methods may raise RuntimeFault."""
+
+    async def names(self) -> frozenset[str]:
+        """Return the names of the running containers."""
+
+    async def configs(self) -> tuple[dict[str, Any], ...]:
+        """Return the limits of each running container, with the field names of Docker's
+        `HostConfig`.
+        """
+
+    async def changes(self) -> dict[str, frozenset[str]]:
+        """Return, by container name, the paths that changed in the root file system of each running
+        container.
+        """
 
 
 PROCESS_WALL_MB = 64
@@ -147,3 +187,60 @@ async def _opened(
 ) -> AsyncIterator[Standing]:
     async with make() as wall:
         yield Standing(wall, hello, PROCESS_WALL_MB, lambda: wall.guest_pid, standing)
+
+
+IMAGE = "python"
+
+CONTAINER_LIFETIME_S = 300
+"""Seconds after which a container's guest ends itself, even if this process was killed."""
+
+
+def wall_target(
+    name: str,
+    runtime: Runtime,
+    look: Callable[[str], Containers],
+    *,
+    oci_runtime: str | None = None,
+    command: tuple[str, ...] | None = None,
+    sees_processes: bool = True,
+) -> Target:
+    """Return the container wall with the container runtime `runtime` as a target. The wall uses
+    containers of the smallest size, creates a separate one for each trust domain, and starts none
+    in advance.
+
+    `name` is what the scorecard shows. `look` takes an engine id, and returns what looks at the
+    engine's containers. `sees_processes` says whether this host's process table has the programs'
+    processes.
+    """
+    # Not at the top: an attack on another wall does not need them.
+    from fumehood.sandbox.container.spec import GUEST_COMMAND
+    from fumehood.sandbox.container.supply import Making
+    from fumehood.sandbox.container.wall import ContainerWall
+    from fumehood.sandbox.settings import ContainerSettings, EngineIdentity, LanguageImages
+
+    @asynccontextmanager
+    async def opened() -> AsyncIterator[Standing]:
+        engine_id = secrets.token_hex(16)
+        # Start none in advance, so that only containers made for attacks are seen.
+        settings = ContainerSettings(
+            images=LanguageImages(python=IMAGE, shell=IMAGE, javascript=IMAGE),
+            runtime=oci_runtime,
+            memory_mb=MIN_CONTAINER_MB,
+            pool_min=0,
+            pool_max=4,
+            lifetime_seconds=CONTAINER_LIFETIME_S,
+        )
+        identity = EngineIdentity(engine_id, engine_id)
+        making = Making(command or GUEST_COMMAND)
+        async with ContainerWall(settings, runtime, identity, making=making) as wall:
+            yield Standing(
+                wall,
+                Language.PYTHON,
+                MIN_CONTAINER_MB,
+                containers=look(engine_id),
+                # Other users' process names can be read unless /proc is mounted with hidepid.
+                sees_processes=sees_processes and os.access("/proc/1/comm", os.R_OK),
+            )
+
+    is_gvisor = oci_runtime is not None and oci_runtime.split("-")[0] == "runsc"
+    return Target("container", opened, name, is_gvisor)

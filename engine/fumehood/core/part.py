@@ -236,9 +236,10 @@ class Part:
     """Maps a scheme of `state.url` to a subclass of `RemoteBackend` (`storage/backend.py`)."""
     files: Mapping[str, Named] = field(default_factory=dict)
     """Maps a scheme of `files.url` to a subclass of `RemoteFiles` (`storage/files.py`)."""
-    image_store: Named | None = None
-    """A function that takes the configuration, and opens the `ImageStore` (`image_store/store.py`)
-    of the containers that this part runs."""
+    runtime: Named | None = None
+    """A function that creates what runs the engine's containers (`NewRuntime` in
+    `sandbox/container/runtime.py`). The setting `container.engine` names the part whose function is
+    used."""
     in_engine: Named | None = None
     """A subclass of `EnginePart` (`fumehood.engine_part`)."""
 

@@ -515,6 +515,13 @@ def _make_client(host: str, timeout_s: float, **tls: Any) -> Any:
     return Client(host, version="auto", timeout=timeout_s, **tls)
 
 
+def new_docker(own_images: Path) -> Docker:
+    """Create the runtime of a container wall, from the variables of this process. `own_images` is
+    the folder of the image recipes that the operator wrote.
+    """
+    return Docker(os.environ, own_images)
+
+
 def _launch(client: Any, body: JsonObject, name: str) -> tuple[str, DockerStreams]:
     created = client.create_container_from_config(body, name)
     if created.get("Warnings"):

@@ -10,6 +10,5 @@ PART = Part(
         Check("docker", "fumehood.docker.doctor:check", after="Limits", group="Docker"),
         Check("image", "fumehood.docker.doctor:check_images", after="Docker", group="Images"),
     ),
-    image_store="fumehood.docker.store:open_store",
-    in_engine="fumehood.docker.in_engine:DockerContainers",
+    runtime="fumehood.docker.api:new_docker",
 )

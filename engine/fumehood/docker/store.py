@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
 import docker
 from docker.errors import APIError, BuildError, ImageNotFound, NotFound
@@ -33,14 +33,10 @@ from fumehood.image_store.store import (
     LAYER_KEY,
     RECIPE,
     ROOT,
-    ImageStore,
     OnStep,
     StoredLayer,
 )
 from fumehood.sandbox.images.recipe import Recipe
-
-if TYPE_CHECKING:
-    from fumehood.config import Config
 
 REPOSITORY = "fumehood"
 """First part of the Docker repository name of every layer."""
@@ -320,7 +316,7 @@ def _label_line(labels: Mapping[str, str]) -> str:
     return "LABEL " + " ".join(f'"{name}"="{value}"' for name, value in kept.items())
 
 
-def open_store(_: Config | None = None) -> ImageStore:
+def open_store() -> DockerStore:
     """Connect to the daemon at `DOCKER_HOST`, and return the store of its images.
 
     Raises:

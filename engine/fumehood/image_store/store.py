@@ -17,8 +17,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Protocol, runtime_checkable
 
-from fumehood.core.part import imported
-from fumehood.parts import parts
+from fumehood.parts import runtime_of
 from fumehood.sandbox.container.runtime import RuntimeMissing
 
 if TYPE_CHECKING:
@@ -154,15 +153,15 @@ class HasImageStore(Protocol):
 
 
 def open_store(config: Config) -> ImageStore:
-    """Open the store of the part that runs containers. If several parts have a store, the first one
-    is opened.
+    """Open the store of what runs the containers, by the setting `container.engine`.
 
     Raises:
-        RuntimeMissing: no part has a store.
+        RuntimeMissing: no part runs containers, or its images cannot be built here.
         RuntimeFault: the store cannot be used.
+        PartError: the setting names no such part.
     """
-    place = next((part.image_store for part in parts() if part.image_store is not None), None)
-    if place is None:
+    new = runtime_of(config.container.engine)
+    runtime = None if new is None else new(config.own_images)
+    if not isinstance(runtime, HasImageStore):
         raise RuntimeMissing
-    store: ImageStore = imported(place)(config)
-    return store
+    return runtime.open_store()

@@ -1,12 +1,13 @@
 """Takeover: another engine becomes the host of a session whose own engine is gone.
 
-Guest side. The next engine runs `relay` in the container (`docker exec`). This process passes its
-standard input and output to the supervisor, through a socket in the container's network namespace,
-and waits until the supervisor releases it. Programs can also reach this socket. So the supervisor
-accepts a message only if the operating system confirms that its sender runs as root and that Docker
-has started the sender. The sender is read from each message (SCM_CREDENTIALS), because gVisor's
-SO_PEERCRED returns the credentials of the reader. Invariant: a host is refused if its epoch is not
-higher than that of the current host.
+Guest side. The container runtime of the next engine starts a sender. This process passes the next
+engine's streams to the supervisor, through a socket in the container's network namespace. With
+Docker, the sender is `relay`, which runs in the container (`docker exec`), passes its own standard
+input and output, and waits until the supervisor releases it. Programs can also reach this socket.
+So the supervisor accepts a message only if the operating system confirms that its sender runs as
+root and that no process in the container has started the sender. The sender is read from each
+message (SCM_CREDENTIALS), because gVisor's SO_PEERCRED returns the credentials of the reader.
+Invariant: a host is refused if its epoch is not higher than that of the current host.
 """
 
 from __future__ import annotations
@@ -48,11 +49,10 @@ class Takeover:
         self.listener.bind(ADDRESS)
         self.listener.setblocking(False)
         self._held: int | None = None
-
-    @property
-    def processes(self) -> int:
-        """Number of processes of the current relay: 1, or 0 if there is no relay."""
-        return int(self._held is not None)
+        self.processes = 0
+        """Number of processes of the current relay in this container: 1, or 0 if there is no relay
+        or if it runs outside.
+        """
 
     def accept(self, epoch: int) -> tuple[int, int, int] | None:
         """Receive a relay's message. Return the epoch of the relay's engine, which is now the host,
@@ -72,6 +72,8 @@ class Takeover:
             return None
         self.let_go()
         readable, writable, self._held = descriptors
+        assert sender is not None
+        self.processes = int(sender[0] != 0)
         return int(said), readable, writable
 
     def let_go(self) -> None:
@@ -79,6 +81,7 @@ class Takeover:
         if self._held is not None:
             os.close(self._held)
             self._held = None
+            self.processes = 0
 
 
 def relay(config: dict[str, Any]) -> None:

@@ -1,0 +1,1 @@
+"""Containers without Docker: a launcher of this software starts them itself."""

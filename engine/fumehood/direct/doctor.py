@@ -1,0 +1,47 @@
+"""The check of direct sandboxes in `fumehood doctor`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from fumehood.cli.findings import Finding
+from fumehood.config import Config
+from fumehood.direct.ask import launcher_directory, sandboxes_of
+from fumehood.direct.cgroups import Groups
+from fumehood.direct.host import why_unfit
+from fumehood.direct.store import open_store
+from fumehood.image_store.find import find_image
+from fumehood.sandbox.wall import ImageMissing
+
+NAME = "direct"
+
+
+def check(config: Config) -> Iterator[Finding]:
+    """Check whether this host can run programs without Docker. If the configuration does not choose
+    this, a missing requirement is no problem.
+    """
+    is_used = config.container.engine == NAME
+    unfit = why_unfit(config.container.runtime if is_used else None)
+    if unfit is not None:
+        words = f"{unfit.message} Programs cannot run without Docker."
+        yield Finding(NAME, "warning" if is_used else "ok", words, unfit.remedy)
+        return
+    words = f"user namespaces, cgroups v{Groups('').version}"
+    if not is_used:
+        yield Finding(NAME, "ok", f"{words}; to run programs without Docker, set container.engine")
+        return
+    directory = launcher_directory()
+    count = sum(one["is_running"] for one in sandboxes_of(directory))
+    yield Finding(NAME, "ok", f"{words}; the launcher in {directory} has {count} running sandboxes")
+    images = {name for _, name in config.container.images} | {config.sessions.image}
+    for name in sorted(images):
+        yield _image_finding(name, config)
+
+
+def _image_finding(name: str, config: Config) -> Finding:
+    check = f"{NAME}: image {name}"
+    try:
+        image = find_image(open_store(), name, own=config.own_images)
+    except ImageMissing as missing:
+        return Finding(check, "warning", missing.message, f"Build it: fumehood images build {name}")
+    return Finding(check, "ok", f"{image.id[:19]}, {image.packages} packages")

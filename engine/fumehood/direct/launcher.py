@@ -1,0 +1,496 @@
+"""The launcher: starts, holds and hands over the sandboxes of one user.
+
+Host side, a process of its own with one thread, standard library only. It outlives the engine, so
+that the sandboxes of sessions do, and it is the parent of all sandboxes, so that it learns how each
+of them has ended. A request is one packet of JSON, with descriptors, on a Unix socket; the answer
+is one packet. Invariants: it serves only processes of its own user; a sandbox is written down
+before its start is answered, so that the next launcher can hold it; nothing that a program writes
+reaches the launcher; no request ends it, or makes it wait for a program for more than some seconds.
+
+Everything of the launcher is in one directory: its socket, its lock, its log, the records of its
+sandboxes, and the places of its mounts, which only the launcher and its sandboxes see.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import platform
+import resource
+import selectors
+import signal
+import socket
+import struct
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+if __name__ == "__main__":
+    sys.path[:] = [*json.loads(sys.argv[1])["import_paths"], *sys.path]
+
+from fumehood.direct import cgroups, sandbox
+from fumehood.guest.core import kernel
+
+VERSION = 1
+"""Version of the requests. An engine uses only a launcher of its own version."""
+
+MAX_BYTES = 128 * 1024
+STREAMS = ("stdin", "stdout", "stderr")
+MAX_ANSWER_BYTES = 4 << 20
+SO_SNDBUFFORCE = 32
+"""*Source*: <asm-generic/socket.h>."""
+
+PATIENCE_S = 5.0
+"""Maximum seconds until a connected engine has sent its request."""
+
+TAKEOVER = "\0fumehood-takeover"
+"""Address of the guest's socket for takeovers. *Source*: `guest/container/takeover.py`."""
+
+UNKNOWN_STATUS = 255
+"""Exit code of a sandbox that has ended while no launcher was its parent."""
+
+JOIN_SESSION_KEYRING = 1
+KEYCTL = {"x86_64": 250, "aarch64": 219}
+"""Architecture → number of keyctl(2)."""
+
+
+class Refused(Exception):
+    """A request that is not carried out. `kind` is `missing`, `conflict`, `limits` or `failed`."""
+
+    def __init__(self, kind: str, why: str) -> None:
+        super().__init__(why)
+        self.kind = kind
+
+
+@dataclass
+class Sandbox:
+    """One sandbox: its first process, and how it has ended."""
+
+    name: str
+    pid: int
+    began: int
+    """When the process began, in clock ticks since the host's start. Together with the pid, this
+    identifies the process.
+    """
+    image_id: str
+    layers: list[str]
+    labels: dict[str, str]
+    disk: str | None
+    group: cgroups.Group
+    exit_code: int | None = None
+    out_of_memory: bool = False
+    is_paused: bool = False
+
+    def shown(self) -> dict[str, Any]:
+        """Return the state of the sandbox for an engine."""
+        return {
+            "name": self.name, "pid": self.pid, "image_id": self.image_id, "layers": self.layers,
+            "labels": self.labels, "disk": self.disk, "is_running": self.exit_code is None,
+            "is_paused": self.is_paused, "exit_code": self.exit_code,
+            "out_of_memory": self.out_of_memory,
+        }  # fmt: skip
+
+
+@dataclass
+class _Held:
+    sandbox: Sandbox
+    process: int
+    """A descriptor of the first process, which becomes readable when the process has ended."""
+    waiting: list[socket.socket] = field(default_factory=list)
+    """Connections of engines that wait until the sandbox is removed."""
+    is_removed: bool = False
+
+
+class Launcher:
+    """Serves the socket `listener` in `directory`, until no sandbox is left and no engine has sent
+    a request for `idle_s` seconds.
+    """
+
+    def __init__(self, directory: str, listener: socket.socket, idle_s: float) -> None:
+        self._directory = directory
+        self._place = f"{directory}/root"
+        self._empty = f"{directory}/empty"
+        self._listener = listener
+        self._idle_s = idle_s
+        self._groups = cgroups.Groups(
+            f"fumehood-{hashlib.sha256(directory.encode()).hexdigest()[:12]}"
+        )
+        self._held: dict[str, _Held] = {}
+        self._locks: dict[str, list[int]] = {}
+        """Image id → descriptors of its layers' directories, which are locked."""
+        self._selector = selectors.DefaultSelector()
+
+    def serve(self) -> None:
+        """Serve requests. Return when there is nothing left to hold."""
+        kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)
+        for directory in (self._place, self._empty):
+            os.makedirs(directory, mode=0o700, exist_ok=True)
+        most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+        sandbox.enter(sandbox.CLONE_NEWNS)
+        # What the host unmounts later disappears here also.
+        sandbox.mount("none", "/", None, sandbox.MS_REC | sandbox.MS_SLAVE)
+        self._adopt()
+        self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
+        while True:
+            ready = self._selector.select(self._idle_s)
+            if not ready and not self._held:
+                self._groups.close()
+                return
+            for key, _ in ready:
+                key.data()
+
+    # -- requests ----------------------------------------------------------------
+
+    def _accept(self) -> None:
+        try:
+            connection, _ = self._listener.accept()
+        except BlockingIOError:
+            return
+        except OSError:  # no descriptors are left
+            time.sleep(0.05)
+            return
+        descriptors: list[int] = []
+        answer: dict[str, Any] | None
+        try:
+            connection.settimeout(PATIENCE_S)
+            connection.setsockopt(socket.SOL_SOCKET, SO_SNDBUFFORCE, MAX_ANSWER_BYTES)
+            credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+            data, descriptors, _, _ = socket.recv_fds(connection, MAX_BYTES, len(STREAMS))
+            if struct.unpack("3i", credentials)[1] != os.geteuid():
+                raise Refused("failed", "the launcher serves only its own user")
+            answer = self._answer(json.loads(data), descriptors, connection)
+        except Refused as refused:
+            answer = {"error": str(refused), "kind": refused.kind}
+        except Exception as error:
+            answer = {"error": f"{type(error).__name__}: {error}", "kind": "failed"}
+        finally:
+            for descriptor in descriptors:
+                os.close(descriptor)
+        if answer is not None:
+            _reply(connection, answer)
+
+    def _answer(
+        self, request: dict[str, Any], descriptors: list[int], connection: socket.socket
+    ) -> dict[str, Any] | None:
+        """Carry out a request, and return the answer. Return None if `connection` gets the answer
+        later.
+        """
+        match request["do"]:
+            case "hello":
+                return {"version": VERSION, "pid": os.getpid(), "cgroups": self._groups.version}
+            case "launch":
+                return self._launch(request["plan"], descriptors)
+            case "list":
+                return {"sandboxes": [held.sandbox.shown() for held in self._held.values()]}
+            case "remove":
+                return self._remove(request["name"], connection)
+            case "state":
+                return self._held_one(request["name"]).shown()
+            case "freeze":
+                self._freeze(self._running(request["name"]), frozen=request["frozen"])
+            case "take_over":
+                self._running(request["name"])
+                process = self._held[request["name"]].process
+                _take_over(process, int(request["epoch"]), descriptors)
+            case unknown:
+                raise Refused("failed", f"unknown request {unknown!r}")
+        return {}
+
+    def _held_one(self, name: str) -> Sandbox:
+        held = self._held.get(name)
+        if held is None or held.is_removed:
+            raise Refused("missing", "there is no such sandbox")
+        return held.sandbox
+
+    def _running(self, name: str) -> Sandbox:
+        held = self._held_one(name)
+        if held.exit_code is not None:
+            raise Refused("conflict", "the sandbox has ended")
+        return held
+
+    def _freeze(self, held: Sandbox, *, frozen: bool) -> None:
+        if not held.group.freeze(frozen=frozen):
+            raise Refused("failed", "the sandbox cannot be frozen")
+        held.is_paused = frozen
+        with contextlib.suppress(OSError):
+            self._write_down(held)
+
+    def _launch(self, plan: dict[str, Any], descriptors: list[int]) -> dict[str, Any]:
+        name = plan["name"]
+        if name in self._held:
+            raise Refused("conflict", "the name is taken")
+        if os.path.basename(name) != name or name.startswith("."):
+            raise Refused("failed", "the name cannot be that of a file")
+        if len(descriptors) != len(STREAMS):
+            raise Refused("failed", "a sandbox has three standard streams")
+        try:
+            group = self._groups.make(name, plan["memory_bytes"], plan["processes"], plan["cpus"])
+        except cgroups.NotLimited as error:
+            raise Refused("limits", str(error)) from None
+        pid = 0
+        try:
+            with self._mounts(plan, group) as trees:
+                pid = sandbox.start(plan, trees, descriptors, group.join)
+            started = Sandbox(
+                name, pid, _began(pid), plan["image_id"], plan["layers"], plan["labels"],
+                plan["disk"] and plan["disk"][0], group,
+            )  # fmt: skip
+            self._write_down(started)
+            self._hold(started)
+            self._groups.share(len(self._held))
+        except BaseException as error:
+            group.kill()
+            if pid:
+                os.waitpid(pid, 0)
+            group.remove()
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(f"{self._directory}/{name}.json")
+            self._unlock_images()
+            if isinstance(error, sandbox.NotStarted):
+                raise Refused("failed", str(error)) from None
+            raise
+        return {"pid": pid}
+
+    @contextlib.contextmanager
+    def _mounts(self, plan: dict[str, Any], group: cgroups.Group) -> Iterator[dict[str, int]]:
+        """Provide the mounts of a sandbox: its path → a descriptor of the mount."""
+        plain = sandbox.ATTR_NOSUID | sandbox.ATTR_NODEV
+        trees: dict[str, int] = {}
+        try:
+            self._lock(plan["image_id"], plan["layers"])
+            # Each sandbox has an overlay of its own, so that sandboxes share no inodes and locks.
+            options = _lower([self._empty, *plan["layers"]])
+            attributes = plain | sandbox.ATTR_RDONLY
+            if plan["changes"] is not None:
+                upper, work = map(_escaped, plan["changes"])
+                options += f",upperdir={upper},workdir={work}"
+                attributes = plain
+            with self._mounted("overlay", "overlay", options) as mounted:
+                trees["/"] = sandbox.clone_mount(mounted, attributes)
+            for name in sandbox.DEVICES:
+                attributes = sandbox.ATTR_NOSUID | sandbox.ATTR_NOEXEC
+                trees[f"/dev/{name}"] = sandbox.clone_mount(f"/dev/{name}", attributes)
+            shown = group.shown()
+            plan["cgroup_places"] = [path for path in shown if path]
+            for path, directory in shown.items():
+                attributes = plain | sandbox.ATTR_NOEXEC | sandbox.ATTR_RDONLY
+                target = f"/sys/fs/cgroup/{path}".rstrip("/")
+                trees[target] = sandbox.clone_mount(directory, attributes)
+            if plan["disk"]:
+                _, device, directory = plan["disk"]
+                with self._mounted(device, "ext4") as mounted:
+                    trees[directory] = sandbox.clone_mount(mounted, plain)
+            yield trees
+        finally:
+            for descriptor in trees.values():
+                os.close(descriptor)
+
+    @contextlib.contextmanager
+    def _mounted(self, source: str, kind: str, options: str | None = None) -> Iterator[str]:
+        """Mount a file system for the duration of the block, and yield the directory."""
+        flags = sandbox.MS_NOSUID | sandbox.MS_NODEV | sandbox.MS_NOATIME
+        sandbox.mount(source, self._place, kind, flags, options)
+        try:
+            yield self._place
+        finally:
+            sandbox.unmount(self._place)
+
+    def _lock(self, image_id: str, layers: Sequence[str]) -> None:
+        """Lock the layers of an image, so that nobody removes them while a sandbox uses them."""
+        locks = self._locks.setdefault(image_id, [])
+        for layer in layers if not locks else ():
+            try:
+                lock = os.open(os.path.dirname(layer), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            except OSError:
+                raise Refused("missing", f"the image is incomplete: {layer} is missing") from None
+            locks.append(lock)
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+
+    def _unlock_images(self) -> None:
+        """Unlock the images that no sandbox uses, so that they can be removed."""
+        used = {held.sandbox.image_id for held in self._held.values()}
+        for image_id in set(self._locks) - used:
+            for lock in self._locks.pop(image_id):
+                os.close(lock)
+
+    def _remove(self, name: str, connection: socket.socket) -> dict[str, Any] | None:
+        held = self._held.get(name)
+        if held is None:
+            return {}
+        held.is_removed = True
+        if held.sandbox.exit_code is not None:
+            self._forget(held)
+            return {}
+        held.waiting.append(connection)
+        # Killing the first process of a PID namespace kills all its processes, and the kernel ends
+        # it after them.
+        with contextlib.suppress(ProcessLookupError):  # it has just been reaped
+            signal.pidfd_send_signal(held.process, signal.SIGKILL)
+        held.sandbox.group.freeze(frozen=False)  # a frozen process may not end
+        return None
+
+    # -- processes -----------------------------------------------------------------
+
+    def _hold(self, held: Sandbox) -> None:
+        entry = _Held(held, os.pidfd_open(held.pid))
+        self._selector.register(entry.process, selectors.EVENT_READ, lambda: self._ended(entry))
+        self._held[held.name] = entry
+
+    def _ended(self, held: _Held) -> None:
+        """Note how a sandbox has ended. Its first process is the last one that ends."""
+        self._selector.unregister(held.process)
+        os.close(held.process)
+        code = UNKNOWN_STATUS
+        with contextlib.suppress(ChildProcessError):  # it was the child of an earlier launcher
+            code = os.waitstatus_to_exitcode(os.waitpid(held.sandbox.pid, 0)[1])
+        held.sandbox.exit_code = code if code >= 0 else 128 - code
+        held.sandbox.out_of_memory = held.sandbox.group.ran_out_of_memory()
+        held.sandbox.is_paused = False
+        with contextlib.suppress(OSError):  # the next launcher then says that it is unknown
+            self._write_down(held.sandbox)
+        if held.is_removed:
+            self._forget(held)
+
+    def _forget(self, held: _Held) -> None:
+        held.sandbox.group.remove()
+        del self._held[held.sandbox.name]
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(f"{self._directory}/{held.sandbox.name}.json")
+        self._unlock_images()
+        self._groups.share(len(self._held))
+        for connection in held.waiting:
+            _reply(connection, {})
+
+    def _write_down(self, held: Sandbox) -> None:
+        path = f"{self._directory}/{held.name}.json"
+        with open(f"{path}.new", "w", encoding="utf-8") as file:
+            json.dump(asdict(held), file)
+        os.rename(f"{path}.new", path)
+
+    def _adopt(self) -> None:
+        """Hold the sandboxes of a launcher that was killed, and remove what else it has left."""
+        for name in os.listdir(self._directory):
+            path = f"{self._directory}/{name}"
+            if name.endswith(".json"):
+                try:
+                    self._adopt_one(path)
+                except Exception:
+                    with contextlib.suppress(OSError):
+                        os.unlink(path)
+        self._groups.sweep(set(self._held))
+
+    def _adopt_one(self, path: str) -> None:
+        with open(path, encoding="utf-8") as opened:
+            found = json.load(opened)
+        held = Sandbox(**{**found, "group": cgroups.Group(**found["group"])})
+        with contextlib.suppress(Refused, OSError):  # the image was removed by hand
+            self._lock(held.image_id, held.layers)
+        if held.exit_code is None:
+            with contextlib.suppress(ProcessLookupError):
+                self._hold(held)
+            if _began(held.pid) == held.began:  # looked at only now: the descriptor cannot change
+                return
+            self._let_go(held.name)
+            held.exit_code = UNKNOWN_STATUS
+        self._held[held.name] = _Held(held, -1)
+
+    def _let_go(self, name: str) -> None:
+        """Forget the process of a sandbox, if it has one."""
+        held = self._held.pop(name, None)
+        if held is not None:
+            self._selector.unregister(held.process)
+            os.close(held.process)
+
+
+def _lower(layers: Sequence[str]) -> str:
+    """Return the option of overlayfs for these layers. The first one is the lowest."""
+    return "lowerdir=" + ":".join(map(_escaped, reversed(layers)))
+
+
+def _escaped(path: str) -> str:
+    """Escape a path for the options of overlayfs."""
+    return path.replace("\\", "\\\\").replace(":", "\\:").replace(",", "\\,")
+
+
+def _reply(connection: socket.socket, answer: dict[str, Any]) -> None:
+    with connection, contextlib.suppress(OSError):
+        connection.send(json.dumps(answer).encode())
+
+
+def _began(pid: int) -> int:
+    """Return when a process began, in clock ticks since the host's start, or 0 if it is gone.
+    *Source*: proc_pid_stat(5), starttime.
+    """
+    try:
+        with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as file:
+            return int(file.read().rpartition(")")[2].split()[19])
+    except OSError:
+        return 0
+
+
+def _take_over(process: int, epoch: int, descriptors: list[int]) -> None:
+    """Send the streams `descriptors` of its next host to the guest whose first process has the
+    descriptor `process`.
+
+    The sender is a process of this host in the sandbox's user and network namespaces. In the
+    sandbox, it has the user root and no process id.
+    """
+    if len(descriptors) != len(STREAMS) - 1:
+        raise Refused("failed", "a takeover has an input and an output")
+    ours, theirs = socket.socketpair()
+    helper = os.fork()
+    if helper == 0:
+        try:
+            sandbox.join(process, sandbox.CLONE_NEWUSER | sandbox.CLONE_NEWNET)
+            os.setresgid(0, 0, 0)
+            os.setresuid(0, 0, 0)
+            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as end:
+                end.settimeout(PATIENCE_S)
+                end.connect(TAKEOVER)
+                sent = [*descriptors, theirs.fileno()]
+                socket.send_fds(end, [str(epoch).encode()], sent)
+            os._exit(0)
+        finally:
+            os._exit(1)
+    ours.close()
+    theirs.close()
+    if os.waitstatus_to_exitcode(os.waitpid(helper, 0)[1]) != 0:
+        raise Refused("failed", "the guest could not be reached")
+
+
+def main() -> None:
+    """Serve requests in a new process, unless another launcher serves the same directory. This
+    process ends when the socket exists.
+    """
+    config = json.loads(sys.argv[1])
+    os.umask(0o077)
+    os.chdir(config["directory"])  # so that the path of the socket is short
+    lock = os.open("lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return
+    keyctl = KEYCTL.get(platform.machine())
+    if keyctl is not None:  # the engine's session may have keys
+        with contextlib.suppress(OSError):
+            kernel.syscall(keyctl, JOIN_SESSION_KEYRING, 0)
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink("socket")
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    listener.bind("socket")
+    listener.listen(64)
+    listener.setblocking(False)
+    if os.fork():
+        os._exit(0)  # the engine waits for this, and the launcher is nobody's child
+    os.setsid()
+    Launcher(config["directory"], listener, config["idle_s"]).serve()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,147 @@
+"""The plan of a sandbox: everything that the launcher must know to start it.
+
+Host side, pure functions. Invariant: all limits and rights of a sandbox are in its plan.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from fumehood.core.json_types import JsonObject
+from fumehood.core.limits import MB
+from fumehood.direct.filter import build_outer_filter
+from fumehood.protocol.framing import TRUST_DIRECTORY
+from fumehood.sandbox.container.spec import (
+    CAPABILITIES,
+    GUEST_IMPORT_PATHS,
+    GUEST_OPEN_FILES,
+    INODES_PER_MB,
+    MASKED_PATHS,
+    PROGRAM_USER,
+    WORKSPACE,
+    ContainerSpec,
+    guest_config,
+    labels_of,
+)
+
+FIRST_ID, IDS = 2_000_000_000, 65_536
+"""The user and group ids of the host that all sandboxes use, and their number. Neither the ranges
+that `useradd` gives to users nor those of systemd include them. *Source*: systemd, UIDS-GIDS.md.
+"""
+
+READ_ONLY_PATHS = ("/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger")
+"""Paths that nobody in a sandbox can write to. *Source*: Moby 28, oci/defaults.go."""
+
+CAPABILITY_NUMBERS = {"KILL": 5, "SETGID": 6, "SETUID": 7, "SETPCAP": 8}
+"""*Source*: <linux/capability.h>."""
+
+ENVIRONMENT = {"PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8"}
+
+_COMMON: JsonObject = {
+    "ids": [[0, FIRST_ID, IDS]],
+    "masked": list(MASKED_PATHS),
+    "read_only": list(READ_ONLY_PATHS),
+}
+
+MOUNT_POINTS = ("dev", "proc", "sys", "tmp", WORKSPACE[1:], TRUST_DIRECTORY[1:])
+"""Directories that a root file system must have, because something is mounted there."""
+
+SIGNALS = 1024
+"""Maximum number of signals that wait for the processes of a sandbox."""
+
+STEP_MEMORY_BYTES = 1 << 30
+STEP_PROCESSES = 64
+"""The limits of a build step: those of its memory, and of the number of its processes."""
+
+
+def plan_of(spec: ContainerSpec, layers: Sequence[Path], device: str | None) -> JsonObject:
+    """Return the plan of a sandbox. `layers` are the directories of its image's layers, and
+    `device` is the block device of its disk.
+    """
+    tmpfs: JsonObject = {
+        path: [size, size * INODES_PER_MB, "1777"]
+        for path, size in spec.writable_mb.items()
+        if spec.disk is None or path != WORKSPACE
+    }
+    has_front = spec.program is not None and spec.program.has_network
+    tmpfs[TRUST_DIRECTORY] = [1, 8, "1777" if has_front else "0755"]
+    return {
+        "name": spec.name,
+        "labels": labels_of(spec),
+        "image_id": spec.image_id,
+        "layers": [str(layer) for layer in layers],
+        "changes": None,
+        "rlimits": {
+            "CORE": 0,
+            "FSIZE": spec.writable_mb[WORKSPACE] * MB,
+            "MSGQUEUE": 0,
+            "NOFILE": GUEST_OPEN_FILES,
+            # They count for the host's root also, because its launcher makes the user namespace.
+            "SIGPENDING": SIGNALS,
+        },
+        "tmpfs": tmpfs,
+        "disk": [spec.disk[0], device, WORKSPACE] if spec.disk is not None else None,
+        **_COMMON,
+        "filter": build_outer_filter().hex(),
+        "memory_bytes": spec.memory_bytes,
+        "processes": spec.processes,
+        "cpus": spec.cpus,
+        **_command_of(spec),
+    }
+
+
+def step_plan(
+    name: str, command: Sequence[str], layers: Sequence[Path], *, upper: Path, work: Path
+) -> JsonObject:
+    """Return the plan of a build step, which runs `command` as root without capabilities. What it
+    changes in the root file system gets into the directory `upper`. `work` is an empty directory on
+    the same file system, for overlayfs.
+    """
+    return {
+        "name": name,
+        "labels": {},
+        "image_id": name,
+        "layers": [str(layer) for layer in layers],
+        "changes": [str(upper), str(work)],
+        "rlimits": {"CORE": 0, "MSGQUEUE": 0, "SIGPENDING": SIGNALS},
+        "tmpfs": {"/tmp": [256, 65_536, "1777"], "/dev/shm": [64, 1024, "1777"]},  # noqa: S108
+        "disk": None,
+        **_COMMON,
+        "filter": build_outer_filter().hex(),
+        "memory_bytes": STEP_MEMORY_BYTES,
+        "processes": STEP_PROCESSES,
+        "cpus": float(os.cpu_count() or 1),
+        "command": list(command),
+        "env": ENVIRONMENT,
+        "directory": "/",
+        "user": 0,
+        "capabilities": [],
+    }
+
+
+def _command_of(spec: ContainerSpec) -> JsonObject:
+    """Return what runs in the sandbox, and with which privileges."""
+    program = spec.program
+    if program is None:
+        config: JsonObject = guest_config(spec)
+        return {
+            "command": [*spec.command, json.dumps(config, sort_keys=True)],
+            "env": ENVIRONMENT,
+            "directory": "/",
+            "user": 0,
+            "capabilities": [CAPABILITY_NUMBERS[name] for name in CAPABILITIES],
+        }
+    command = list(program.command)
+    if program.has_network:
+        config = {"wall": "front", "import_paths": list(GUEST_IMPORT_PATHS), "command": command}
+        command = [*spec.command, json.dumps(config, sort_keys=True)]
+    return {
+        "command": command,
+        "env": {"HOME": WORKSPACE, **ENVIRONMENT, **program.env},
+        "directory": WORKSPACE,
+        "user": int(PROGRAM_USER.partition(":")[0]),
+        "capabilities": [],
+    }

@@ -1,0 +1,656 @@
+"""Sandboxes without Docker, with a real launcher: what holds them, and what is left of them."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import io
+import json
+import os
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tarfile
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import anyio
+import psutil
+import pytest
+
+from conftest import StartDaemon
+from fumehood import Client
+from fumehood.core.errors import EndedBy, SandboxUnavailable
+from fumehood.core.identity import TrustDomain
+from fumehood.core.limits import MB, Limit, Limits
+from fumehood.direct import runtime as direct_runtime
+from fumehood.direct.ask import ask_launcher, sandboxes_of
+from fumehood.direct.plan import FIRST_ID
+from fumehood.direct.runtime import Direct
+from fumehood.direct.store import DirectoryStore, LayerChanged, default_home, open_store
+from fumehood.image_store.faults import ImageBuildError
+from fumehood.sandbox.container.container import Container
+from fumehood.sandbox.container.runtime import (
+    LimitsRefused,
+    RuntimeConflict,
+    RuntimeNotFound,
+    RuntimeTimeout,
+)
+from fumehood.sandbox.container.spec import MASKED_PATHS, ContainerSpec
+from fumehood.sandbox.container.wall import ContainerWall
+from fumehood.sandbox.images.catalog import Image
+from fumehood.sandbox.settings import ContainerSettings, EngineIdentity, LanguageImages
+from fumehood.sandbox.wall import NO_SINKS, RunEnding
+from support.direct import ready_direct_image
+from support.wait import DEADLINE_S, wait_until
+
+pytestmark = [pytest.mark.anyio, pytest.mark.needs("direct"), pytest.mark.row("B13")]
+
+IMAGES = LanguageImages(python="python", shell="python", javascript="python")
+
+
+@pytest.fixture(scope="module")
+def image() -> Image:
+    return ready_direct_image("python")
+
+
+@pytest.fixture
+def launcher(tmp_path: Path) -> Iterator[Path]:
+    """The directory of a launcher of its own. Nothing of it is left at the end."""
+    directory = tmp_path / "launcher"
+    yield directory
+    with suppress(OSError):
+        for one in sandboxes_of(directory):
+            ask(directory, "remove", name=one["name"])
+        os.kill(ask(directory, "hello")["pid"], signal.SIGKILL)
+    wait_until(lambda: not groups_of(directory), DEADLINE_S)
+
+
+@pytest.fixture
+def direct(launcher: Path, image: Image) -> Direct:
+    return Direct(launcher, open_store())
+
+
+def ask(directory: Path, do: str, **fields: Any) -> dict[str, Any]:
+    return ask_launcher(directory, {"do": do, **fields}, [], 60)
+
+
+def groups_of(directory: Path, below: str = "/*") -> list[Path]:
+    """The control groups of a launcher's sandboxes."""
+    parent = f"fumehood-{hashlib.sha256(str(directory).encode()).hexdigest()[:12]}"
+    root = Path("/sys/fs/cgroup")
+    found = [*root.glob(f"*/{parent}{below}"), *root.glob(f"{parent}{below}")]
+    return [path for path in found if path.is_dir()]
+
+
+def spec_of(image: Image, **fields: Any) -> ContainerSpec:
+    name = f"fumehood-test-{secrets.token_hex(6)}"
+    given = {
+        "name": name, "image_id": image.id, "image_name": image.name, "engine_id": name,
+        "owner_id": name, "memory_mb": 128, "cpus": 1, "lifetime_s": 600,
+        "deadline": int(time.time()) + 600, "guest_mb": image.guest_mb,
+    }  # fmt: skip
+    return ContainerSpec(**{**given, **fields})
+
+
+@asynccontextmanager
+async def started(direct: Direct, image: Image, **fields: Any) -> AsyncIterator[Container]:
+    spec = spec_of(image, **fields)
+    container = await Container.start(direct, spec, required=frozenset(Limit), ready_s=90)
+    try:
+        yield container
+    finally:
+        container.end("the test is over")
+        with anyio.CancelScope(shield=True):
+            await direct.remove(spec.name)
+
+
+async def python(container: Container, code: str, wall_s: float = 60) -> RunEnding:
+    limits = Limits(wall_s, wall_s, 128, MB)
+    arguments = {"code": code, "stdin": None, "files": []}
+    with anyio.fail_after(DEADLINE_S):
+        return await container.run("python", arguments, limits, NO_SINKS, "session", keep=True)
+
+
+def cpu_s(pids: list[int]) -> list[float]:
+    return [sum(psutil.Process(pid).cpu_times()[:2]) for pid in pids]
+
+
+def is_gone(pid: int) -> bool:
+    """Whether a process has ended. The child of a killed launcher may not be reaped yet."""
+    with suppress(psutil.NoSuchProcess):
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    return True
+
+
+async def pid_of(direct: Direct, name: str) -> int:
+    return (await direct.state(name)).pid
+
+
+# -- what a sandbox is -----------------------------------------------------------------------
+
+
+async def test_sandbox_has_every_limit_and_its_root_is_nobody_on_the_host(
+    direct: Direct, image: Image
+) -> None:
+    async with started(direct, image) as container:
+        assert container.enforced == frozenset(Limit)
+        pid = await pid_of(direct, container.name)
+        status = Path(f"/proc/{pid}/status").read_text()
+        assert f"\nUid:\t{FIRST_ID}\t{FIRST_ID}\t{FIRST_ID}\t{FIRST_ID}\n" in status
+        assert "\nNoNewPrivs:\t1\n" in status
+        assert "\nSeccomp:\t2\n" in status
+        assert "\nCapEff:\t00000000000000e0\n" in status
+        assert "\nCapBnd:\t0000000000000000\n" in status
+        for kind in ("user", "ipc", "net", "mnt", "pid", "uts", "cgroup"):
+            own, host = (Path(f"/proc/{of}/ns/{kind}").readlink() for of in (pid, "self"))
+            assert own != host, kind
+        ending = await python(container, "open('/proc/1/cmdline', 'rb').read()[:5]; 6 * 7")
+        assert (ending.ended_by, ending.result["value"]) == (EndedBy.OK, 42)
+
+
+async def test_mounts_of_a_sandbox_are_the_image_and_new_file_systems(
+    direct: Direct, image: Image
+) -> None:
+    async with started(direct, image) as container:
+        pid = await pid_of(direct, container.name)
+        rows = Path(f"/proc/{pid}/mountinfo").read_text().splitlines()
+    found = {row.split()[4]: (row.split()[5], row.split(" - ")[1].split()[0]) for row in rows}
+    assert found["/"][1] == "overlay"
+    assert "ro" in found["/"][0].split(",")
+    writable = {path for path, (options, _) in found.items() if "ro" not in options.split(",")} - {
+        "/proc",
+        "/dev/pts",
+    }
+    devices = {f"/dev/{name}" for name in ("null", "zero", "full", "random", "urandom", "tty")}
+    masked = {path for path, (_, kind) in found.items() if kind == "devtmpfs"} - devices
+    assert writable - devices - masked == {"/workspace", "/tmp", "/dev/shm", "/run/fumehood"}
+    assert masked == {path for path in MASKED_PATHS if os.path.isfile(path)} != set()
+    read_only = {path for path, (options, _) in found.items() if "ro" in options.split(",")}
+    assert {"/proc/sys", "/proc/bus", "/proc/irq"} <= read_only
+    for path, (options, _) in found.items():
+        assert "nosuid" in options.split(","), path
+
+
+async def test_sandbox_does_not_start_if_a_limit_cannot_be_set(
+    direct: Direct, image: Image, launcher: Path
+) -> None:
+    with pytest.raises(LimitsRefused):
+        await direct.launch(spec_of(image, memory_mb=-1000))
+    assert sandboxes_of(launcher) == []
+    assert groups_of(launcher) == []
+    async with started(direct, image):  # the control
+        assert groups_of(launcher)
+
+
+async def test_command_that_is_missing_starts_nothing(
+    direct: Direct, image: Image, launcher: Path
+) -> None:
+    with pytest.raises(direct_runtime.LauncherFault, match="cannot be executed"):
+        await direct.launch(spec_of(image, command=("/no/such/program",)))
+    assert sandboxes_of(launcher) == []
+    wait_until(lambda: not groups_of(launcher), DEADLINE_S)
+
+
+async def test_name_that_leads_out_of_the_directory_is_refused(
+    direct: Direct, image: Image
+) -> None:
+    for name in ("../x", ".x", "a/b"):
+        with pytest.raises(direct_runtime.LauncherFault):
+            await direct.launch(spec_of(image, name=name))
+
+
+async def test_program_cannot_reach_the_launcher(
+    direct: Direct, image: Image, launcher: Path
+) -> None:
+    attack = (
+        "import socket\n"
+        "with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as end:\n"
+        f"    result = end.connect_ex({str(launcher / 'socket')!r})\n"
+        "result"
+    )
+    async with started(direct, image) as container:
+        assert (await python(container, attack)).result["value"] == errno.ENOENT
+        assert ask(launcher, "hello")["version"] == 1  # the control: the host reaches it
+
+
+SAYS_HELLO = """
+import os, socket, sys
+os.chdir(sys.argv[1])
+os.setresgid(65534, 65534, 65534)
+if sys.argv[2] == "other":
+    os.setresuid(65534, 65534, 65534)
+with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as end:
+    end.connect("socket")
+    end.send(b'{"do": "hello"}')
+    print(end.recv(1000).decode())
+"""
+
+
+@pytest.mark.parametrize("who", ["other", "own"])
+async def test_launcher_serves_only_its_own_user(
+    direct: Direct, launcher: Path, tmp_path: Path, who: str
+) -> None:
+    await direct.list("x")
+    (launcher / "socket").chmod(0o777)  # so that only the launcher itself can refuse
+    for directory in (launcher, *launcher.parents):
+        if directory != Path("/"):
+            directory.chmod(directory.stat().st_mode | 0o011)
+    said = subprocess.run(
+        [sys.executable, "-c", SAYS_HELLO, str(launcher), who],
+        capture_output=True, text=True, timeout=600, check=True,
+    )  # fmt: skip
+    expected = "serves only its own user" if who == "other" else '"version": 1'
+    assert expected in said.stdout
+
+
+async def test_directory_of_another_user_is_refused(launcher: Path, image: Image) -> None:
+    launcher.mkdir(mode=0o700)
+    os.chown(launcher, 65534, 65534)
+    direct = Direct(launcher, open_store())
+    with pytest.raises(direct_runtime.LauncherUnreachable, match="another user"):
+        await direct.list("x")
+    os.chown(launcher, 0, 0)
+    launcher.chmod(0o777)
+    with pytest.raises(direct_runtime.LauncherUnreachable, match="another user"):
+        await direct.list("x")
+    launcher.chmod(0o700)
+    assert await direct.list("x") == []
+
+
+@pytest.mark.parametrize(
+    "request_", [b"{", b"[]", b'{"do": 1e999}', b"[" * 50_000, b'{"do": "launch", "plan": {}}', b""]
+)
+async def test_no_request_ends_the_launcher(
+    direct: Direct, launcher: Path, request_: bytes
+) -> None:
+    await direct.list("x")
+    pid = ask(launcher, "hello")["pid"]
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as end:
+        end.connect(str(launcher / "socket"))
+        end.send(request_)
+        end.settimeout(60)
+        end.recv(10_000)
+    assert ask(launcher, "hello")["pid"] == pid
+
+
+# -- freezing, ends and takeovers --------------------------------------------------------------
+
+
+async def test_frozen_sandbox_uses_no_processor_and_continues(direct: Direct, image: Image) -> None:
+    async with started(direct, image) as container:
+        await direct.pause(container.name)
+        await direct.pause(container.name)
+        assert (await direct.state(container.name)).is_paused
+        pid = await pid_of(direct, container.name)
+        children = [process.pid for process in psutil.Process(pid).children(recursive=True)]
+        before = cpu_s([pid, *children])
+        await anyio.sleep(1.5)  # the guest looks around several times a second
+        assert cpu_s([pid, *children]) == before
+        await direct.unpause(container.name)
+        await direct.unpause(container.name)
+        assert not (await direct.state(container.name)).is_paused
+        assert (await python(container, "1 + 1")).result["value"] == 2
+
+
+async def test_frozen_sandbox_can_be_removed(direct: Direct, image: Image, launcher: Path) -> None:
+    async with started(direct, image) as container:
+        pid = await pid_of(direct, container.name)
+        await direct.pause(container.name)
+        await direct.remove(container.name)
+        assert not psutil.pid_exists(pid)
+        with pytest.raises(RuntimeNotFound):
+            await direct.state(container.name)
+    assert groups_of(launcher) == []
+
+
+async def test_end_of_a_guest_is_known_with_its_status(direct: Direct, image: Image) -> None:
+    async with started(direct, image) as container:
+        os.kill(await pid_of(direct, container.name), signal.SIGKILL)
+        with anyio.fail_after(DEADLINE_S):
+            while (state := await direct.state(container.name)).is_running:
+                await anyio.sleep(0.02)
+        assert (state.exit_code, state.out_of_memory) == (137, False)
+        with pytest.raises(RuntimeConflict):
+            await direct.pause(container.name)
+
+
+@pytest.mark.row("S11", "D7")
+async def test_sandbox_outlives_its_launcher_and_the_next_one_holds_it(
+    direct: Direct, image: Image, launcher: Path
+) -> None:
+    async with started(direct, image) as container:
+        await python(container, "x = 41")
+        first = ask(launcher, "hello")["pid"]
+        os.kill(first, signal.SIGKILL)
+        wait_until(lambda: not psutil.pid_exists(first), DEADLINE_S)
+        assert (await python(container, "x + 1")).result["value"] == 42
+        state = await direct.state(container.name)
+        assert ask(launcher, "hello")["pid"] != first
+        assert state.is_running
+        assert state.image_id == image.id
+        with pytest.raises(RuntimeConflict):
+            await direct.launch(spec_of(image, name=container.name))
+        await direct.remove(container.name)
+        assert is_gone(state.pid)
+    assert groups_of(launcher) == []
+
+
+async def test_sandbox_whose_start_was_never_answered_is_removed_by_the_next_launcher(
+    direct: Direct, image: Image, launcher: Path
+) -> None:
+    async with started(direct, image) as container:
+        pid = await pid_of(direct, container.name)
+        os.kill(ask(launcher, "hello")["pid"], signal.SIGKILL)
+        (launcher / f"{container.name}.json").write_text("{")  # half of a record
+        assert await direct.list("fumehood.engine") == []
+        wait_until(lambda: is_gone(pid) and not groups_of(launcher), DEADLINE_S)
+
+
+async def test_process_that_has_the_id_of_an_ended_sandbox_is_not_taken_for_it(
+    direct: Direct, image: Image, launcher: Path
+) -> None:
+    async with started(direct, image) as container:
+        record = launcher / f"{container.name}.json"
+        found = json.loads(record.read_text())
+        os.kill(ask(launcher, "hello")["pid"], signal.SIGKILL)
+        record.write_text(json.dumps({**found, "began": found["began"] + 1}))
+        state = await direct.state(container.name)
+        assert (state.is_running, state.exit_code) == (False, 255)
+        os.kill(found["pid"], signal.SIGKILL)
+
+
+async def test_two_engines_start_one_launcher(launcher: Path, image: Image) -> None:
+    engines = [Direct(launcher, open_store()) for _ in range(8)]
+    pids = set()
+
+    async def look(engine: Direct) -> None:
+        await engine.list("x")
+        pids.add(ask(launcher, "hello")["pid"])
+
+    async with anyio.create_task_group() as group:
+        for engine in engines:
+            group.start_soon(look, engine)
+    assert len(pids) == 1
+
+
+async def test_launcher_that_hangs_costs_an_error_and_not_the_engine(
+    direct: Direct, launcher: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await direct.list("x")
+    monkeypatch.setattr(direct_runtime, "QUICK_S", 0.5)
+    pid = ask(launcher, "hello")["pid"]
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        with pytest.raises((RuntimeTimeout, direct_runtime.LauncherUnreachable)):
+            await direct.list("x")
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    monkeypatch.undo()
+    assert await direct.list("x") == []
+
+
+async def test_launcher_without_sandboxes_ends_and_leaves_no_group(
+    launcher: Path, image: Image, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fumehood.direct.ask.IDLE_S", 0.2)
+    direct = Direct(launcher, open_store())
+    async with started(direct, image):
+        pid = ask(launcher, "hello")["pid"]
+    wait_until(lambda: not psutil.pid_exists(pid), DEADLINE_S)
+    wait_until(lambda: not groups_of(launcher, below=""), DEADLINE_S)
+
+
+# -- the wall and the daemon --------------------------------------------------------------------
+
+
+async def test_host_that_is_unfit_refuses_calls_with_the_remedy(
+    launcher: Path, image: Image
+) -> None:
+    identity = EngineIdentity(secrets.token_hex(16), secrets.token_hex(16))
+    settings = ContainerSettings(pool_min=0, memory_mb=128, images=IMAGES, runtime="runsc")
+    async with ContainerWall(settings, Direct(launcher, open_store()), identity) as wall:
+        with pytest.raises(SandboxUnavailable, match="'runsc'"):
+            async with wall.lease(TrustDomain("uid:1"), fresh=False, memory_mb=128):
+                pass
+
+
+@pytest.mark.row("S11")
+@pytest.mark.parametrize("killed", ["engine", "engine and launcher"])
+def test_session_continues_after_a_kill(
+    killed: str, image: Image, start_daemon: StartDaemon, tmp_path: Path
+) -> None:
+    directory = tmp_path / "launcher"
+    variables = {
+        "FUMEHOOD_LAUNCHER_DIRECTORY": str(directory),
+        "FUMEHOOD_CONTAINER__ENGINE": "direct",
+    }
+    settings = {"sessions__image": "python", "sessions__orphan_seconds": "600"}
+    daemon = start_daemon(variables=variables, **settings)
+    with Client(daemon.socket) as client:
+        session = client.create_session().id
+        assert client.call("run_python", {"code": "x = 41"}, session_id=session).success
+    daemon.process.kill()
+    daemon.process.wait(timeout=DEADLINE_S)
+    if killed != "engine":
+        pid = ask(directory, "hello")["pid"]
+        os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: not psutil.pid_exists(pid), DEADLINE_S)
+    again = start_daemon(variables=variables, **settings)
+    with Client(again.socket) as client:
+        envelope = client.call("run_python", {"code": "x + 1"}, session_id=session)
+        assert envelope.success, envelope
+        assert envelope.data["value"] == 42
+        client.end_session(session)
+    assert again.stop() == 0
+    assert sandboxes_of(directory) == []
+    os.kill(ask(directory, "hello")["pid"], signal.SIGKILL)
+
+
+# -- images ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def copied(image: Image, tmp_path: Path, launcher: Path) -> DirectoryStore:
+    """A store of its own with the image, as `images load` fills it."""
+    store = DirectoryStore(tmp_path / "layers", launcher)
+    with tempfile_of(open_store(), image.id) as file:
+        store.load(file)
+    return store
+
+
+def tempfile_of(store: DirectoryStore, layer: str) -> io.BytesIO:
+    file = io.BytesIO()
+    store.save(layer, file)
+    file.seek(0)
+    return file
+
+
+async def test_image_that_was_saved_and_loaded_is_the_same(
+    copied: DirectoryStore, image: Image, launcher: Path
+) -> None:
+    assert {layer.id for layer in copied.layers("fumehood.image")} >= {image.id}
+    async with started(Direct(launcher, copied), image) as container:
+        assert (await python(container, "1 + 1")).result["value"] == 2
+
+
+async def test_archive_whose_content_was_changed_is_refused(
+    image: Image, tmp_path: Path, launcher: Path
+) -> None:
+    changed = io.BytesIO()
+    with (
+        tarfile.open(fileobj=tempfile_of(open_store(), image.id)) as old,
+        tarfile.open(fileobj=changed, mode="w") as new,
+    ):
+        for member in old:
+            content = old.extractfile(member).read() if member.isreg() else b""  # type: ignore[union-attr]
+            if member.name.endswith("/etc/hostname") or member.name.endswith("/etc/passwd"):
+                content = b"evil:x:0:0::/:/bin/sh\n"
+                member.size = len(content)
+            new.addfile(member, io.BytesIO(content) if member.isreg() else None)
+    changed.seek(0)
+    store = DirectoryStore(tmp_path / "layers", launcher)
+    with pytest.raises(LayerChanged):
+        store.load(changed)
+
+
+async def test_image_that_was_changed_by_hand_is_refused(
+    copied: DirectoryStore, image: Image, launcher: Path
+) -> None:
+    lowest = copied.directories_of(image.id)[0]
+    (lowest / "etc/passwd").write_text("evil:x:0:0::/:/bin/sh\n")
+    again = DirectoryStore(copied._home, launcher)  # as another engine
+    with pytest.raises(LayerChanged):
+        await Direct(launcher, again).launch(spec_of(image))
+
+
+async def test_image_that_is_gone_is_refused(
+    copied: DirectoryStore, image: Image, launcher: Path
+) -> None:
+    shutil.rmtree(copied.directories_of(image.id)[0].parent)
+    with pytest.raises(RuntimeNotFound):
+        await Direct(launcher, copied).launch(spec_of(image))
+
+
+async def test_image_in_use_is_not_removed(
+    copied: DirectoryStore, image: Image, launcher: Path
+) -> None:
+    direct = Direct(launcher, copied)
+    async with started(direct, image) as container:
+        assert copied.remove(image.id) is False
+        assert copied.users_of(image.id) == [container.name]
+        os.kill(ask(launcher, "hello")["pid"], signal.SIGKILL)
+        await direct.state(container.name)  # the next launcher locks it again
+        assert copied.remove(image.id) is False
+    assert copied.remove(image.id) is True
+    with pytest.raises(RuntimeNotFound):
+        copied.directories_of(image.id)
+
+
+def long_way_out(made: tarfile.TarFile) -> str:
+    """Links whose expanded path is longer than the operating system follows (CVE-2025-4517)."""
+    folder = "d" * 247
+    place = ""
+    for step in "abcdefghijklmnop":
+        directory = tarfile.TarInfo(f"{place}{folder}")
+        directory.type = tarfile.DIRTYPE
+        made.addfile(directory)
+        link = tarfile.TarInfo(f"{place}{step}")
+        link.type, link.linkname = tarfile.SYMTYPE, folder
+        made.addfile(link)
+        place += f"{folder}/"
+    link = tarfile.TarInfo("/".join("abcdefghijklmnop") + "/" + "l" * 254)
+    link.type, link.linkname = tarfile.SYMTYPE, "../" * 16
+    made.addfile(link)
+    out = tarfile.TarInfo("out")
+    out.type, out.linkname = tarfile.SYMTYPE, link.name + "/../../../.."
+    made.addfile(out)
+    return "out/escaped"
+
+
+HOSTILE = [
+    "parent",
+    "absolute",
+    "through a link",
+    "by a long way",
+    "hard link",
+    "owner",
+    "negative owner",
+]
+
+
+@pytest.mark.parametrize("case", HOSTILE)
+def test_hostile_archive_writes_and_reads_nothing_outside(
+    case: str, tmp_path: Path, launcher: Path
+) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("secret")
+    archive = io.BytesIO()
+    with tarfile.open(fileobj=archive, mode="w") as made:
+        name = "escaped"
+        if case == "parent":
+            name = "../escaped"
+        elif case == "absolute":
+            name = f"{tmp_path}/escaped"
+        elif case == "through a link":
+            link = tarfile.TarInfo("link")
+            link.type, link.linkname = tarfile.SYMTYPE, str(tmp_path)
+            made.addfile(link)
+            name = "link/escaped"
+        elif case == "by a long way":
+            name = long_way_out(made)
+        member = tarfile.TarInfo(name)
+        if case == "hard link":
+            member = tarfile.TarInfo("stolen")
+            member.type, member.linkname = tarfile.LNKTYPE, "../../../secret"
+        elif "owner" in case:
+            member.uid = 70_000 if case == "owner" else -FIRST_ID
+            member.mode = 0o4755
+        member.size = 4 if member.isreg() else 0
+        made.addfile(member, io.BytesIO(b"evil"))
+    file = tmp_path / "archive"
+    file.write_bytes(archive.getvalue())
+    store = DirectoryStore(tmp_path / "layers", launcher)
+    with pytest.raises(LayerChanged):
+        store.import_root(file, {"a": "b"})
+    assert not [*tmp_path.rglob("escaped")]
+    assert not [*tmp_path.rglob("stolen")]
+    assert store.layers("a") == []
+
+
+def test_twin_plain_archive_is_imported_and_nobody_gains_rights(
+    tmp_path: Path, launcher: Path
+) -> None:
+    file = tmp_path / "archive"
+    with tarfile.open(file, mode="w") as made:
+        for name, mode in (("usr", 0o755), ("usr/program", 0o6755)):
+            member = tarfile.TarInfo(name)
+            member.mode, member.uid = mode, 5
+            if name == "usr":
+                member.type = tarfile.DIRTYPE
+            made.addfile(member)
+        link = tarfile.TarInfo("bin")
+        link.type, link.linkname = tarfile.SYMTYPE, "/usr"
+        made.addfile(link)
+    store = DirectoryStore(tmp_path / "layers", launcher)
+    (files,) = store.directories_of(store.import_root(file, {"a": "b"}))
+    found = (files / "usr/program").stat()
+    assert (found.st_mode & 0o7777, found.st_uid) == (0o755, FIRST_ID + 5)
+    assert (files / "bin").readlink() == Path("/usr")
+    assert files.parent.stat().st_mode & 0o777 == 0o700
+    assert (tmp_path / "layers").stat().st_mode & 0o777 == 0o700
+
+
+def test_build_step_sees_no_network_and_what_fails_leaves_nothing(
+    copied: DirectoryStore, image: Image
+) -> None:
+    def empty() -> io.BytesIO:
+        file = io.BytesIO()
+        tarfile.open(fileobj=file, mode="w").close()
+        file.seek(0)
+        return file
+
+    before = {layer.id for layer in copied.layers("fumehood.image")}
+    code = "import os; print(os.listdir('/sys/class/net'), os.getuid()); raise SystemExit(3)"
+    command = ["/usr/bin/python3", "-I", "-c", code]
+    with pytest.raises(ImageBuildError, match=r"It failed: \['lo'\] 0"):
+        copied.add(image.id, empty(), command, labels={"x": "1"}, run_s=60, failed="It failed")
+    assert {layer.id for layer in copied.layers("fumehood.image")} == before
+    assert not [path for path in copied._home.iterdir() if path.name.startswith(".")]
+    made = copied.add(
+        image.id, empty(), ["/usr/bin/python3", "-c", "open('/made', 'w')"], labels={"x": "1"},
+        run_s=60, failed="It failed",
+    )  # fmt: skip
+    top = copied.directories_of(made)[-1]
+    assert [path.name for path in top.iterdir()] == ["made"]
+    assert (top / "made").stat().st_uid == FIRST_ID
+
+
+def test_store_is_in_a_directory_of_the_system() -> None:
+    assert default_home() == Path("/var/lib/fumehood/layers")
