@@ -218,7 +218,8 @@ def test_control_busy_loop_of_a_daemon_is_found(
         try:
             wait_until(lambda: (home / "engine.sock").exists())
             monkeypatch.setattr("support.health.DAEMONS", [(process, home / "engine.sock")])
-            wait_until(lambda: health.what == "GET /v1/health")
+            # The first answer may have cost nothing: the process waits a second time for its turn.
+            wait_until(lambda: health.longest_s >= LONGEST_WAIT_S if busy_s else health.what)
         finally:
             process.kill()
     assert (health.longest_s >= LONGEST_WAIT_S) is (busy_s > 0)

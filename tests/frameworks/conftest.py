@@ -61,7 +61,7 @@ def approver(client: Client) -> Iterator[ControlClient]:
         try:
             client.approvals.cancel(left.id)
         except Refused:  # its call has just ended
-            assert client.approvals.get(left.id).state != "pending"
+            assert client.approvals.show(left.id).state != "pending"
     socket, credential = os.environ["TEST_CONTROL_SOCKET"], os.environ["TEST_CREDENTIAL"]
     with ControlClient(socket, credential=credential) as control:
         yield control

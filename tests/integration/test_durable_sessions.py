@@ -406,4 +406,5 @@ def test_session_goes_on_after_its_container_is_lost_in_a_program_of_plain_async
     )  # fmt: skip
     assert done.stdout == "42\n", done.stderr
     assert "never awaited" not in done.stderr
-    assert "Traceback" not in done.stderr
+    # Only at the start of a line: what a guest said that was killed at its start is in the log.
+    assert not [line for line in done.stderr.splitlines() if line.startswith("Traceback")]
