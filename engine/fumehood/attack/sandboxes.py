@@ -25,7 +25,7 @@ from fumehood.sandbox.wall import ImageMissing
 def direct_targets(
     wall: str, made_of: Callable[[Target], Target], *, is_wanted: bool
 ) -> list[Target | WallCard]:
-    """Return the target of this host, or why there is none. `wall` is its wall, and `made_of` makes
+    """Return the target of this host, or why it is missing. `wall` is its wall, and `made_of` makes
     it from the container wall.
 
     Direct sandboxes are optional: if the host cannot run them or has no image for them, this is a

@@ -149,8 +149,8 @@ def sandboxes_of(directory: Path) -> list[JsonObject]:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """How a build step has ended: its exit code, and the end of its output. The exit code is None
-    if it took too long.
+    """How a build step has ended: its exit code, and the end of its output. A step that
+    took too long has no exit code.
     """
 
     exit_code: int | None

@@ -18,7 +18,7 @@ NAME = "direct"
 
 def check(config: Config) -> Iterator[Finding]:
     """Check whether this host can run programs without Docker. If the configuration does not choose
-    this, a missing requirement is no problem.
+    this, a missing requirement is not reported as a warning.
     """
     is_used = config.container.engine == NAME
     unfit = why_unfit(config.container.runtime if is_used else None)

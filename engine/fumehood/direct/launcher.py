@@ -205,7 +205,7 @@ class Launcher:
     def _held_one(self, name: str) -> Sandbox:
         held = self._held.get(name)
         if held is None or held.is_removed:
-            raise Refused("missing", "there is no such sandbox")
+            raise Refused("missing", "the sandbox does not exist")
         return held.sandbox
 
     def _running(self, name: str) -> Sandbox:

@@ -257,11 +257,11 @@ class DirectoryStore:
         try:
             return _Layer(directory, json.loads((directory / ABOUT).read_text(encoding="utf-8")))
         except (OSError, ValueError):
-            raise RuntimeNotFound(f"There is no layer {layer}.") from None
+            raise RuntimeNotFound(f"The layer {layer} does not exist.") from None
 
     @contextmanager
     def _new(self) -> Iterator[Path]:
-        """Provide a new directory for a layer. What is left of it afterwards is removed."""
+        """Provide a new directory for a layer. It is removed afterwards, unless it was renamed."""
         self._home.mkdir(mode=0o700, parents=True, exist_ok=True)
         new = self._home / f".new-{secrets.token_hex(8)}"
         new.mkdir(mode=0o700)

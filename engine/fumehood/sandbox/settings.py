@@ -190,8 +190,8 @@ class ContainerSettings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     engine: str = Field(default="auto", pattern=r"^[a-z][a-z0-9_]{0,31}$")
-    """What runs the containers: `docker` or `direct`. `auto` is the first part that runs containers,
-    which is Docker.
+    """What runs the containers: `docker` or `direct`. With `auto`, the first part that can, which is
+    Docker.
     """
     images: LanguageImages = LanguageImages()
     runtime: str | None = Field(default=None, pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")
