@@ -266,7 +266,7 @@ def container_part(engine: str) -> Part | None:
     found = next((part for part in able if part.name == engine), None)
     if found is None:
         names = ", ".join([AUTO, *(part.name for part in able)])
-        raise PartError(f"container.engine is {engine!r}, but it must be one of {names}.")
+        raise PartError(f"{engine[:80]!r} cannot run containers. Use one of {names}.")
     return found
 
 

@@ -178,7 +178,7 @@ async def test_container_in_host_network_fails_the_network_attacks(
     assert ("find-a-route" in red(card)) == has_a_route()
     why = {line.id: line.why for line in card.walls[0].attacks}
     assert "it reached the host's listener on 127.0.0.1:" in why["reach-loopback"]
-    assert "Docker gives it the network 'host'" in why["reach-loopback"]
+    assert "its container has the network 'host'" in why["reach-loopback"]
 
 
 @pytest.mark.needs("docker")

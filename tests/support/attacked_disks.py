@@ -9,8 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fumehood.attack.containers import IMAGE
-from fumehood.attack.targets import Standing, Target
+from fumehood.attack.targets import IMAGE, Standing, Target
 from fumehood.core.identity import TrustDomain
 from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import MIN_CONTAINER_MB, Limits

@@ -393,7 +393,7 @@ async def _memory_limit(standing: Standing, bait: Bait, looked: Looked) -> Async
     for config in await standing.containers.configs() or [{}]:
         memory, swap = int(config.get("Memory") or 0), int(config.get("MemorySwap") or 0)
         holds = 0 < memory <= most and swap == memory
-        looked.say(f"Docker holds it to {memory // MB} MB", holds=holds)
+        looked.say(f"its container is limited to {memory // MB} MB", holds=holds)
     yield
 
 
@@ -402,7 +402,7 @@ async def _no_network(standing: Standing, bait: Bait, looked: Looked) -> AsyncIt
     assert standing.containers is not None
     for config in await standing.containers.configs() or [{}]:
         mode = str(config.get("NetworkMode"))
-        looked.say(f"Docker gives it the network {mode!r}", holds=mode == "none")
+        looked.say(f"its container has the network {mode!r}", holds=mode == "none")
     yield
 
 

@@ -48,7 +48,7 @@ def launcher_directory() -> Path:
     """Return the directory of this user's launcher."""
     chosen = os.environ.get(VARIABLE)
     # Not in XDG_RUNTIME_DIR, which may be another user's, and is removed when root logs out.
-    return Path(chosen) if chosen else Path("/run/fumehood") / f"launcher-{VERSION}"
+    return Path(chosen).absolute() if chosen else Path("/run/fumehood") / f"launcher-{VERSION}"
 
 
 def ask_launcher(

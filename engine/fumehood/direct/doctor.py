@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fumehood.cli.findings import Finding
+from fumehood.cli.findings import Finding, Verdict
 from fumehood.config import Config
 from fumehood.direct.ask import launcher_directory, sandboxes_of
 from fumehood.direct.cgroups import Groups
@@ -23,8 +23,9 @@ def check(config: Config) -> Iterator[Finding]:
     is_used = config.container.engine == NAME
     unfit = why_unfit(config.container.runtime if is_used else None)
     if unfit is not None:
-        words = f"{unfit.message} Programs cannot run without Docker."
-        yield Finding(NAME, "warning" if is_used else "ok", words, unfit.remedy)
+        words = "No program can run." if is_used else "Use the engine docker on this host."
+        verdict: Verdict = "warning" if is_used else "ok"
+        yield Finding(NAME, verdict, f"{unfit.message} {words}", unfit.remedy)
         return
     words = f"user namespaces, cgroups v{Groups('').version}"
     if not is_used:

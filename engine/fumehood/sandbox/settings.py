@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from fumehood.core.limits import (
     CONTAINER_MEMORY_CLASSES,
@@ -19,8 +19,9 @@ from fumehood.core.limits import (
     WallLimits,
 )
 from fumehood.core.names import IMAGE_NAME
+from fumehood.core.part import PartError
 from fumehood.core.session import PresetName, SessionFields
-from fumehood.parts import missing_options
+from fumehood.parts import AUTO, container_part, missing_options
 
 if TYPE_CHECKING:
     from fumehood.sandbox.container.additions import NewImageMaker
@@ -189,10 +190,8 @@ class ContainerSettings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    engine: str = Field(default="auto", pattern=r"^[a-z][a-z0-9_]{0,31}$")
-    """What runs the containers: `docker` or `direct`. With `auto`, the first part that can, which is
-    Docker.
-    """
+    engine: str = AUTO
+    """What runs the containers: `docker` or `direct`. `auto` is the first part that can: Docker."""
     images: LanguageImages = LanguageImages()
     runtime: str | None = Field(default=None, pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")
     """Name of the OCI runtime. None means Docker's default runtime."""
@@ -217,6 +216,15 @@ class ContainerSettings(BaseModel):
     lifetime_seconds: float = Field(default=3600, ge=10, le=86_400)
     queue_seconds: float = Field(default=30, ge=0, le=600)
     """Maximum seconds that a call waits for a container."""
+
+    @field_validator("engine")
+    @classmethod
+    def _is_of_a_part(cls, engine: str) -> str:
+        try:
+            container_part(engine)
+        except PartError as error:
+            raise ValueError(str(error)) from None
+        return engine
 
     @model_validator(mode="after")
     def _warm_ones_fit(self) -> Self:

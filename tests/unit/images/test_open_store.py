@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from pydantic import ValidationError
 
 from fumehood import parts as module
 from fumehood.config import Config
-from fumehood.core.part import Part, PartError
+from fumehood.core.part import Part
 from fumehood.image_store.store import open_store
 from fumehood.sandbox.container.runtime import RuntimeMissing
 
@@ -57,5 +58,7 @@ def test_setting_chooses_the_part(found: list[Part]) -> None:
 
 
 def test_part_that_runs_nothing_cannot_be_chosen(found: list[Part]) -> None:
-    with pytest.raises(PartError, match="'others', but it must be one of auto, first, second"):
-        open_store(config_with("others"))
+    words = "'others' cannot run containers. Use one of auto, first, second"
+    with pytest.raises(ValidationError, match=words):
+        config_with("others")
+    assert config_with("second").container.engine == "second"
