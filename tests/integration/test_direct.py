@@ -14,6 +14,7 @@ import socket
 import subprocess
 import sys
 import tarfile
+import threading
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, suppress
@@ -29,6 +30,7 @@ from fumehood import Client
 from fumehood.core.errors import EndedBy, SandboxUnavailable
 from fumehood.core.identity import TrustDomain
 from fumehood.core.limits import MB, Limit, Limits
+from fumehood.direct import ask as ask_module
 from fumehood.direct import runtime as direct_runtime
 from fumehood.direct.ask import ask_launcher, sandboxes_of
 from fumehood.direct.plan import FIRST_ID
@@ -365,7 +367,6 @@ async def test_process_that_has_the_id_of_an_ended_sandbox_is_not_taken_for_it(
         record.write_text(json.dumps({**found, "began": found["began"] + 1}))
         state = await direct.state(container.name)
         assert (state.is_running, state.exit_code) == (False, 255)
-        os.kill(found["pid"], signal.SIGKILL)
 
 
 async def test_two_engines_start_one_launcher(launcher: Path, image: Image) -> None:
@@ -409,6 +410,30 @@ async def test_launcher_without_sandboxes_ends_and_leaves_no_group(
     wait_until(lambda: not groups_of(launcher, below=""), DEADLINE_S)
 
 
+async def test_ended_sandbox_keeps_no_launcher_and_its_status_is_known_later(
+    launcher: Path, image: Image, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fumehood.direct.ask.IDLE_S", 0.2)
+    direct = Direct(launcher, open_store())
+    async with started(direct, image) as container:
+        pid = ask(launcher, "hello")["pid"]
+        os.kill(await pid_of(direct, container.name), signal.SIGKILL)
+        wait_until(lambda: not psutil.pid_exists(pid), DEADLINE_S)
+        assert groups_of(launcher, below="") == []
+        state = await direct.state(container.name)
+        assert (state.is_running, state.exit_code) == (False, 137)
+
+
+def test_launcher_that_another_process_starts_is_waited_for(
+    launcher: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other one has the lock, and will listen only later."""
+    later = threading.Timer(0.5, ask_module._start, [launcher])
+    monkeypatch.setattr(ask_module, "_start", lambda directory: later.start())
+    assert ask(launcher, "hello")["version"] == 1
+    later.join()
+
+
 # -- the wall and the daemon --------------------------------------------------------------------
 
 
@@ -428,9 +453,9 @@ async def test_host_that_is_unfit_refuses_calls_with_the_remedy(
 def test_session_continues_after_a_kill(
     killed: str, image: Image, start_daemon: StartDaemon, tmp_path: Path
 ) -> None:
-    directory = tmp_path / "launcher"
+    directory = tmp_path / "launcher-1"
     variables = {
-        "FUMEHOOD_LAUNCHER_DIRECTORY": str(directory),
+        "FUMEHOOD_LAUNCHER_DIRECTORY": str(tmp_path),
         "FUMEHOOD_CONTAINER__ENGINE": "direct",
     }
     settings = {"sessions__image": "python", "sessions__orphan_seconds": "600"}
@@ -510,6 +535,53 @@ async def test_image_that_was_changed_by_hand_is_refused(
     again = DirectoryStore(copied._home, launcher)  # as another engine
     with pytest.raises(LayerChanged):
         await Direct(launcher, again).launch(spec_of(image))
+
+
+def plain_archive(tmp_path: Path) -> Path:
+    file = tmp_path / "archive"
+    with tarfile.open(file, mode="w") as made:
+        member = tarfile.TarInfo("program")
+        member.size = 4
+        made.addfile(member, io.BytesIO(b"good"))
+    return file
+
+
+def test_layer_that_was_changed_is_repaired_by_the_next_build(
+    tmp_path: Path, launcher: Path
+) -> None:
+    home = tmp_path / "layers"
+    layer = DirectoryStore(home, launcher).import_root(plain_archive(tmp_path), {"a": "b"})
+    (home / layer.removeprefix("sha256:") / "files" / "program").write_bytes(b"evil")
+    again = DirectoryStore(home, launcher)
+    with pytest.raises(LayerChanged):
+        again.directories_of(layer)
+    assert again.import_root(plain_archive(tmp_path), {"a": "b"}) == layer
+    assert (again.directories_of(layer)[0] / "program").read_bytes() == b"good"
+    again.sweep()
+    assert [path.name for path in home.iterdir()] == [layer.removeprefix("sha256:")]
+
+
+@pytest.mark.parametrize("content", [b"no archive", b"\0" * 10_240])
+def test_file_that_is_no_archive_adds_nothing(
+    content: bytes, tmp_path: Path, launcher: Path
+) -> None:
+    with suppress(LayerChanged):
+        DirectoryStore(tmp_path / "layers", launcher).load(io.BytesIO(content))
+    assert [*(tmp_path / "layers").iterdir()] == []
+
+
+async def test_build_step_of_a_killed_build_is_removed_after_its_deadline(
+    copied: DirectoryStore, image: Image, launcher: Path
+) -> None:
+    direct, now, streams = Direct(launcher, copied), int(time.time()), []
+    for deadline in (now - 1, now + 600):
+        spec = spec_of(image, name=f"build-{deadline}-{secrets.token_hex(4)}")
+        streams.append((await direct.launch(spec))[1])
+    copied.sweep()
+    (left,) = sandboxes_of(launcher)
+    assert left["name"].startswith(f"build-{now + 600}-")
+    for one in streams:
+        one.close()
 
 
 async def test_image_that_is_gone_is_refused(

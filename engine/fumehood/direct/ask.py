@@ -37,8 +37,11 @@ STEP_OUTPUT_BYTES = 64 * 1024
 STEP_PAUSE_S = 0.05
 """Seconds between two looks at a build step."""
 
+START_PAUSE_S = 0.02
+"""Seconds between two attempts to reach a launcher that starts."""
+
 VARIABLE = "FUMEHOOD_LAUNCHER_DIRECTORY"
-"""Environment variable: the launcher's directory."""
+"""Environment variable: where the launcher's directory is, instead of `/run/fumehood`."""
 
 REQUEST_S = 30.0
 """Maximum seconds for a request of a command."""
@@ -46,9 +49,9 @@ REQUEST_S = 30.0
 
 def launcher_directory() -> Path:
     """Return the directory of this user's launcher."""
-    chosen = os.environ.get(VARIABLE)
     # Not in XDG_RUNTIME_DIR, which may be another user's, and is removed when root logs out.
-    return Path(chosen).absolute() if chosen else Path("/run/fumehood") / f"launcher-{VERSION}"
+    base = Path(os.environ.get(VARIABLE) or "/run/fumehood")
+    return base.absolute() / f"launcher-{VERSION}"
 
 
 def ask_launcher(
@@ -94,6 +97,11 @@ def _connected(directory: Path) -> socket.socket:
     with suppress(ConnectionRefusedError, FileNotFoundError):
         return _connect(directory)
     _start(directory)
+    until = time.monotonic() + START_S
+    while time.monotonic() < until:  # another process may have started the one that will serve
+        with suppress(ConnectionRefusedError, FileNotFoundError):
+            return _connect(directory)
+        time.sleep(START_PAUSE_S)
     return _connect(directory)
 
 
@@ -185,7 +193,12 @@ def run_step(directory: Path, plan: JsonObject, run_s: float) -> Ended:
                 time.sleep(STEP_PAUSE_S)
             return Ended(None, "it took too long")
         finally:
-            _ask(directory, {"do": "remove", "name": plan["name"]})
+            remove_sandbox(directory, plan["name"])
+
+
+def remove_sandbox(directory: Path, name: str) -> None:
+    """Kill and remove a sandbox. Do nothing if it does not exist. Raises OSError."""
+    _ask(directory, {"do": "remove", "name": name})
 
 
 def _ask(directory: Path, request: JsonObject, descriptors: list[int] | None = None) -> JsonObject:

@@ -11,6 +11,7 @@ from fumehood.direct.cgroups import Groups
 from fumehood.direct.host import why_unfit
 from fumehood.direct.store import open_store
 from fumehood.image_store.find import find_image
+from fumehood.sandbox.container.runtime import RuntimeFault
 from fumehood.sandbox.wall import ImageMissing
 
 NAME = "direct"
@@ -32,8 +33,14 @@ def check(config: Config) -> Iterator[Finding]:
         yield Finding(NAME, "ok", f"{words}; to run programs without Docker, set container.engine")
         return
     directory = launcher_directory()
-    count = sum(one["is_running"] for one in sandboxes_of(directory))
-    yield Finding(NAME, "ok", f"{words}; the launcher in {directory} has {count} running sandboxes")
+    try:
+        count = sum(one["is_running"] for one in sandboxes_of(directory))
+    except OSError as error:
+        words = f"The launcher in {directory} cannot be reached: {error}"
+        yield Finding(NAME, "warning", words, "If it hangs, end it. Its sandboxes continue.")
+    else:
+        words = f"{words}; {count} running sandboxes, held by the launcher in {directory}"
+        yield Finding(NAME, "ok", words)
     images = {name for _, name in config.container.images} | {config.sessions.image}
     for name in sorted(images):
         yield _image_finding(name, config)
@@ -41,8 +48,12 @@ def check(config: Config) -> Iterator[Finding]:
 
 def _image_finding(name: str, config: Config) -> Finding:
     check = f"{NAME}: image {name}"
+    store, build = open_store(), f"fumehood images build {name}"
     try:
-        image = find_image(open_store(), name, own=config.own_images)
+        image = find_image(store, name, own=config.own_images)
+        store.directories_of(image.id)
     except ImageMissing as missing:
-        return Finding(check, "warning", missing.message, f"Build it: fumehood images build {name}")
+        return Finding(check, "warning", missing.message, f"Build it: {build}")
+    except RuntimeFault as fault:  # a layer is missing, or was changed
+        return Finding(check, "warning", str(fault), f"Build it again: {build} --force")
     return Finding(check, "ok", f"{image.id[:19]}, {image.packages} packages")

@@ -107,8 +107,9 @@ class _Held:
 
 
 class Launcher:
-    """Serves the socket `listener` in `directory`, until no sandbox is left and no engine has sent
-    a request for `idle_s` seconds.
+    """Serves the socket `listener` in `directory`, until no sandbox runs and no engine has sent a
+    request for `idle_s` seconds. The records of sandboxes that have ended stay for the next
+    launcher.
     """
 
     def __init__(self, directory: str, listener: socket.socket, idle_s: float) -> None:
@@ -126,7 +127,7 @@ class Launcher:
         self._selector = selectors.DefaultSelector()
 
     def serve(self) -> None:
-        """Serve requests. Return when there is nothing left to hold."""
+        """Serve requests. Return when no sandbox runs any more."""
         kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)
         for directory in (self._place, self._empty):
             os.makedirs(directory, mode=0o700, exist_ok=True)
@@ -139,11 +140,14 @@ class Launcher:
         self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
         while True:
             ready = self._selector.select(self._idle_s)
-            if not ready and not self._held:
+            if not ready and not self._runs_any():
                 self._groups.close()
                 return
             for key, _ in ready:
                 key.data()
+
+    def _runs_any(self) -> bool:
+        return any(held.sandbox.exit_code is None for held in self._held.values())
 
     # -- requests ----------------------------------------------------------------
 
@@ -351,6 +355,7 @@ class Launcher:
             code = os.waitstatus_to_exitcode(os.waitpid(held.sandbox.pid, 0)[1])
         held.sandbox.exit_code = code if code >= 0 else 128 - code
         held.sandbox.out_of_memory = held.sandbox.group.ran_out_of_memory()
+        held.sandbox.group.remove()
         held.sandbox.is_paused = False
         with contextlib.suppress(OSError):  # the next launcher then says that it is unknown
             self._write_down(held.sandbox)
@@ -358,7 +363,6 @@ class Launcher:
             self._forget(held)
 
     def _forget(self, held: _Held) -> None:
-        held.sandbox.group.remove()
         del self._held[held.sandbox.name]
         with contextlib.suppress(FileNotFoundError):
             os.unlink(f"{self._directory}/{held.sandbox.name}.json")
@@ -377,7 +381,10 @@ class Launcher:
         """Hold the sandboxes of a launcher that was killed, and remove what else it has left."""
         for name in os.listdir(self._directory):
             path = f"{self._directory}/{name}"
-            if name.endswith(".json"):
+            if name.endswith(".json.new"):
+                with contextlib.suppress(OSError):
+                    os.unlink(path)
+            elif name.endswith(".json"):
                 try:
                     self._adopt_one(path)
                 except Exception:
@@ -398,6 +405,8 @@ class Launcher:
                 return
             self._let_go(held.name)
             held.exit_code = UNKNOWN_STATUS
+        held.group.kill()
+        held.group.remove()
         self._held[held.name] = _Held(held, -1)
 
     def _let_go(self, name: str) -> None:

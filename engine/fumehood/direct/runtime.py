@@ -96,7 +96,7 @@ class Direct:
 
     async def examine_host(self, oci_runtime: str | None) -> RuntimeHost:
         """Examine this host. If it can run sandboxes, start the launcher."""
-        unfit = await self._threads.run(lambda: why_unfit(oci_runtime), QUICK_S)
+        unfit = await self._in_thread(lambda: why_unfit(oci_runtime))
         if unfit is None:
             await self._ask({"do": "hello"}, QUICK_S)
         memory_mb = psutil.virtual_memory().total // MB

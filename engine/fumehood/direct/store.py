@@ -31,11 +31,11 @@ from pathlib import Path
 from typing import IO, Any
 
 from fumehood.core.json_types import JsonObject
-from fumehood.direct.ask import launcher_directory, run_step, sandboxes_of
+from fumehood.direct.ask import launcher_directory, remove_sandbox, run_step, sandboxes_of
 from fumehood.direct.plan import FIRST_ID, IDS, MOUNT_POINTS, step_plan
 from fumehood.image_store.faults import ImageBuildError, build_error
 from fumehood.image_store.store import OnStep, StoredLayer
-from fumehood.sandbox.container.runtime import RuntimeFault, RuntimeNotFound
+from fumehood.sandbox.container.runtime import RuntimeFault, RuntimeNotFound, RuntimeUnreachable
 from fumehood.sandbox.images.recipe import Recipe
 
 ABOUT = "layer.json"
@@ -46,6 +46,12 @@ FILES = "files"
 
 UNFINISHED_S = 3600
 """Seconds after which what a killed build has left is removed."""
+
+STEP = "build-"
+"""How the names of build steps' sandboxes begin. A deadline and a random part follow."""
+
+STEP_LIFETIME_S = 600
+"""Seconds after the deadline of a build step. Until then, no other build removes its sandbox."""
 
 PREFIX = "sha256:"
 
@@ -173,9 +179,8 @@ class DirectoryStore:
         with _in_use(directories), self._new() as new:
             _unpack(files, new / FILES)
             (new / "work").mkdir()
-            plan = step_plan(
-                f"build-{new.name}", command, directories, upper=new / FILES, work=new / "work"
-            )
+            name = f"{STEP}{int(time.time() + run_s + STEP_LIFETIME_S)}-{secrets.token_hex(4)}"
+            plan = step_plan(name, command, directories, upper=new / FILES, work=new / "work")
             ended = run_step(self._launcher, plan, run_s)
             if ended.exit_code != 0:
                 raise build_error(failed, ended.output.splitlines())
@@ -204,10 +209,21 @@ class DirectoryStore:
 
     def users_of(self, layer: str) -> list[str]:
         """Return the names of the sandboxes that use this layer."""
-        return [one["name"] for one in sandboxes_of(self._launcher) if one["image_id"] == layer]
+        return [one["name"] for one in self._sandboxes() if one["image_id"] == layer]
+
+    def _sandboxes(self) -> list[JsonObject]:
+        try:
+            return sandboxes_of(self._launcher)
+        except OSError as error:
+            raise RuntimeUnreachable(f"The launcher cannot be reached: {error}") from None
 
     def sweep(self) -> None:
         """Remove what killed builds have left behind."""
+        for one in self._sandboxes():
+            deadline = re.fullmatch(rf"{STEP}(\d+)-[0-9a-f]+", one["name"])
+            if deadline is not None and int(deadline[1]) < time.time():
+                with suppress(OSError):
+                    remove_sandbox(self._launcher, one["name"])
         with suppress(FileNotFoundError):
             for path in self._home.iterdir():
                 if path.name.startswith("."):
@@ -228,7 +244,16 @@ class DirectoryStore:
     def load(self, file: IO[bytes]) -> None:
         """Add the layers in the tar archive `file`, which `save` has written. A layer whose content
         does not have the digest in its name is refused.
+
+        Raises:
+            LayerChanged: a layer was changed, or the file is not such an archive.
         """
+        try:
+            self._load(file)
+        except (tarfile.TarError, ValueError, KeyError, TypeError) as error:
+            raise LayerChanged(f"The archive is invalid: {error}") from None
+
+    def _load(self, file: IO[bytes]) -> None:
         with self._new() as new:
             with tarfile.open(fileobj=file, mode="r|") as archive:
                 _extract(archive, new, FIRST_ID)
@@ -290,11 +315,19 @@ class DirectoryStore:
         return PREFIX + name
 
     def _publish(self, directory: Path, name: str) -> None:
+        """Give a finished directory the name `name`. If this layer exists and is intact, keep it.
+        Otherwise the new one replaces it.
+        """
         directory.chmod(0o700)  # no user of the host sees the files of images
         target = self._home / name
-        with suppress(OSError):  # ENOTEMPTY: the same layer exists
-            directory.rename(target)
-        os.utime(target)
+        if target.exists():
+            with suppress(RuntimeNotFound):
+                there = self._layer(PREFIX + name)
+                if _stamp(there.files) == there.about["stamp"]:
+                    return
+            target.rename(self._home / f".gone-{secrets.token_hex(8)}")  # `sweep` removes it
+            self._checked.discard(PREFIX + name)
+        directory.rename(target)
 
 
 def _extract(archive: tarfile.TarFile, target: Path, first_id: int) -> None:
