@@ -86,7 +86,7 @@ def test_memory_limit_option_is_enforced(client: SocketClient) -> None:
 @pytest.mark.row("S4")
 def test_gradual_memory_exhaustion_is_reported_as_memory_limit(client: SocketClient) -> None:
     code = "print('kept')\nx = []\nwhile True: x.append(str(len(x)) * 50)"
-    answer = client.run(code, memory_limit_mb=16, timeout_seconds=20)
+    answer = client.run(code, memory_limit_mb=16, timeout_seconds=30)
     assert answer.code == "MEMORY_LIMIT_EXCEEDED"
     assert answer.body["error"]["details"]["stdout"] == "kept\n"
 

@@ -120,7 +120,7 @@ def client(daemon: Daemon) -> Iterator[Client]:
 
 
 def run(client: Client, code: str, **options: Any) -> Envelope:
-    options.setdefault("timeout_seconds", 10)
+    options.setdefault("timeout_seconds", 120)
     arguments = {"code": RAW + code, "tools": options.pop("tools", ["calculator"])}
     return client.call("run_python", arguments, **options)
 
@@ -145,7 +145,7 @@ def test_attack_call_frame_is_refused_and_reaches_no_tool(
 def test_attack_on_tool_channel_ends_the_program(
     attack: Attack, client: Client, daemon: Daemon
 ) -> None:
-    limit = 2 if attack.ends == "TIMEOUT" else 20
+    limit = 2 if attack.ends == "TIMEOUT" else 600
     envelope = run(client, attack.code, timeout_seconds=limit)
     assert envelope.error.code == attack.ends
     if attack.name == "endless-calls":
@@ -244,7 +244,7 @@ def test_concurrent_threads_each_receive_their_own_answer(client: Client) -> Non
         "    found = list(pool.map(lambda n: tools.calculator(f'{n}*2')['value'], range(200)))\n"
         "found == [n * 2 for n in range(200)]"
     )
-    assert run(client, code, timeout_seconds=30).data["value"] is True
+    assert run(client, code).data["value"] is True
 
 
 def test_program_timeout_cancels_its_open_tool_call(client: Client) -> None:

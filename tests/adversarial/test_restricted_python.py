@@ -429,7 +429,7 @@ ATTACKS = [
 def test_attack_program_ends_with_its_code_and_its_twin_succeeds(
     attack: Attack, client: SocketClient
 ) -> None:
-    ended = client.run(attack.code, timeout_seconds=1 if attack.ends == "TIMEOUT" else 10)
+    ended = client.run(attack.code, timeout_seconds=1 if attack.ends == "TIMEOUT" else 30)
     assert ended.code == attack.ends, ended.body
     text = json.dumps(ended.body)
     assert not [leak for leak in hidden() if leak in text]
