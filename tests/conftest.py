@@ -25,6 +25,7 @@ from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadScopeScheduling
 
 from fumehood import Config, Engine
+from fumehood.direct.cgroups import missing_controllers
 from fumehood.direct.host import why_unfit
 from fumehood.docker.api import Docker, DockerError, open_docker
 from fumehood.image_store.store import open_store
@@ -273,8 +274,16 @@ def has_ipv6() -> bool:
 
 
 def has_direct() -> bool:
-    """Whether sandboxes can be started without Docker, and images for them be built."""
-    return why_unfit(None) is None and shutil.which("mmdebstrap") is not None
+    """Whether sandboxes with all limits can be started without Docker, and images for them be
+    built.
+    """
+    is_fit = os.geteuid() == 0 and why_unfit(None) is None and not missing_controllers()
+    return is_fit and shutil.which("mmdebstrap") is not None
+
+
+def has_subordinate_ids() -> bool:
+    """Whether users can be made who have subordinate ids."""
+    return is_root_with_users() and all(map(shutil.which, ("newuidmap", "newgidmap")))
 
 
 AVAILABLE = {
@@ -286,6 +295,7 @@ AVAILABLE = {
     "landlock": has_landlock,
     "postgresql": lambda: programs() is not None,
     "root": is_root_with_users,
+    "subids": has_subordinate_ids,
     "systemd": has_systemd_analyze,
     "disks": has_disks,
     "node": has_node,

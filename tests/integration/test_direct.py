@@ -33,7 +33,8 @@ from fumehood.core.limits import MB, Limit, Limits
 from fumehood.direct import ask as ask_module
 from fumehood.direct import runtime as direct_runtime
 from fumehood.direct.ask import ask_launcher, sandboxes_of
-from fumehood.direct.plan import FIRST_ID
+from fumehood.direct.ids import FIRST_ID
+from fumehood.direct.launcher import VERSION
 from fumehood.direct.runtime import Direct
 from fumehood.direct.store import DirectoryStore, LayerChanged, default_home, open_store
 from fumehood.image_store.faults import ImageBuildError
@@ -221,7 +222,7 @@ async def test_program_cannot_reach_the_launcher(
     )
     async with started(direct, image) as container:
         assert (await python(container, attack)).result["value"] == errno.ENOENT
-        assert ask(launcher, "hello")["version"] == 1  # the control: the host reaches it
+        assert ask(launcher, "hello")["version"] == VERSION  # the control: the host reaches it
 
 
 SAYS_HELLO = """
@@ -250,7 +251,7 @@ async def test_launcher_serves_only_its_own_user(
         [sys.executable, "-c", SAYS_HELLO, str(launcher), who],
         capture_output=True, text=True, timeout=600, check=True,
     )  # fmt: skip
-    expected = "serves only its own user" if who == "other" else '"version": 1'
+    expected = "serves only its own user" if who == "other" else f'"version": {VERSION}'
     assert expected in said.stdout
 
 
@@ -430,7 +431,7 @@ def test_launcher_that_another_process_starts_is_waited_for(
     """The other one has the lock, and will listen only later."""
     later = threading.Timer(0.5, ask_module._start, [launcher])
     monkeypatch.setattr(ask_module, "_start", lambda directory: later.start())
-    assert ask(launcher, "hello")["version"] == 1
+    assert ask(launcher, "hello")["version"] == VERSION
     later.join()
 
 

@@ -184,4 +184,5 @@ def _summary(card: WallCard) -> str:
     counts = ", ".join(
         f"{card.count(verdict)} {words}" for verdict, words in SHOWN.items() if card.count(verdict)
     )
-    return f"{card.name}: {counts}, in {card.seconds} s"
+    grade = f" (grade {card.grade})" if card.grade is not None else ""
+    return f"{card.name}{grade}: {counts}, in {card.seconds} s"

@@ -32,7 +32,7 @@ from fumehood.attack.scorecard import Line, Scorecard, Verdict, WallCard, verdic
 from fumehood.attack.targets import Standing, Target
 from fumehood.core.errors import EndedBy, EngineError
 from fumehood.core.identity import TrustDomain
-from fumehood.core.limits import CONTAINER_PROCESSES, MB, Limits
+from fumehood.core.limits import CONTAINER_PROCESSES, MB, Grade, Limits
 from fumehood.sandbox.container.runtime import RuntimeFault
 from fumehood.sandbox.container.spec import GUEST_PROCESSES, GVISOR_MEMORY_MB
 from fumehood.sandbox.settings import GUEST_MB
@@ -107,9 +107,11 @@ async def _attack_wall(
     began = time.monotonic()
     lines: list[Line] = []
     why = cure = ""
+    grade: Grade | None = None
     try:
         async with target.open() as standing:
             await _say_hello(target.wall, standing)
+            grade = standing.wall.status.grade
             for attack in attacks:
                 trial = _Trial(attack, standing, bait)
                 if time.monotonic() >= ends_at:
@@ -127,6 +129,7 @@ async def _attack_wall(
         cure,
         round(time.monotonic() - began, 1),
         tuple(lines),
+        grade,
     )
 
 
@@ -390,7 +393,11 @@ async def _layer(standing: Standing, bait: Bait, looked: Looked) -> AsyncIterato
 async def _memory_limit(standing: Standing, bait: Bait, looked: Looked) -> AsyncIterator[None]:
     assert standing.containers is not None
     most = (standing.memory_mb + GUEST_MB + GVISOR_MEMORY_MB) * MB
+    is_watched = standing.wall.status.grade is Grade.WATCHED
     for config in await standing.containers.configs() or [{}]:
+        if is_watched and "Memory" not in config:
+            looked.say("its guest watches the memory", holds=True)
+            continue
         memory, swap = int(config.get("Memory") or 0), int(config.get("MemorySwap") or 0)
         holds = 0 < memory <= most and swap == memory
         looked.say(f"its container is limited to {memory // MB} MB", holds=holds)

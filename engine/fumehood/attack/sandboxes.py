@@ -67,9 +67,13 @@ class Sandboxes:
 
     async def configs(self) -> tuple[dict[str, Any], ...]:
         """Return the limits of each running sandbox, with the field names of Docker's `HostConfig`.
-        They are read from the operating system.
+        They are read from the operating system. A sandbox whose guest watches its memory has no
+        `Memory`.
         """
-        return tuple(_config(one["pid"]) for one in self._own())
+        return tuple(
+            {**_devices(one["pid"]), **({} if one["is_watched"] else _memory(one["pid"]))}
+            for one in self._own()
+        )
 
     async def changes(self) -> dict[str, frozenset[str]]:
         """Return, by sandbox name, the paths that differ between a sandbox's root file system and
@@ -85,7 +89,7 @@ class Sandboxes:
         ]
 
 
-def _config(pid: int) -> dict[str, Any]:
+def _memory(pid: int) -> dict[str, Any]:
     groups: dict[str, str] = {}
     for line in Path(f"/proc/{pid}/cgroup").read_text(encoding="ascii").splitlines():
         _, names, path = line.split(":", 2)
@@ -98,11 +102,15 @@ def _config(pid: int) -> dict[str, Any]:
         memory, swap = "memory.max", "memory.swap.max"
     found = {name: int((folder / name).read_text(encoding="ascii")) for name in (memory, swap)}
     total = found[swap] + (found[memory] if swap == "memory.swap.max" else 0)
+    return {"Memory": found[memory], "MemorySwap": total}
+
+
+def _devices(pid: int) -> dict[str, Any]:
     own, host = (Path(f"/proc/{of}/ns/net").readlink() for of in (pid, "self"))
     lines = Path(f"/proc/{pid}/net/dev").read_text(encoding="ascii").splitlines()
     devices = [line.split(":")[0].strip() for line in lines if ":" in line]
     mode = "none" if own != host and devices == ["lo"] else "host"
-    return {"Memory": found[memory], "MemorySwap": total, "NetworkMode": mode}
+    return {"NetworkMode": mode}
 
 
 def _paths(layers: list[str]) -> frozenset[str]:

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 
 from fumehood.core.json_types import JsonObject
+from fumehood.core.limits import Grade
 
 FORMAT = 1
 
@@ -64,6 +65,8 @@ class WallCard:
     cure: str
     seconds: float
     attacks: tuple[Line, ...]
+    grade: Grade | None = None
+    """How strongly the wall's containers hold programs, if it has containers."""
 
     @property
     def name(self) -> str:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from fumehood.attack.attack import JAILED, Language
 from fumehood.attack.scorecard import Verdict, WallCard
-from fumehood.core.limits import MIN_CONTAINER_MB
+from fumehood.core.limits import MIN_CONTAINER_MB, Grade
 from fumehood.sandbox.process.wall import JAIL_SPARES, JailWall, ProcessWall
 from fumehood.sandbox.wall import NO_SINKS, RunSinks, Wall
 
@@ -225,6 +225,7 @@ def wall_target(
         settings = ContainerSettings(
             images=LanguageImages(python=IMAGE, shell=IMAGE, javascript=IMAGE),
             runtime=oci_runtime,
+            least_grade=Grade.WATCHED,  # each grade is attacked, and shown
             memory_mb=MIN_CONTAINER_MB,
             pool_min=0,
             pool_max=4,

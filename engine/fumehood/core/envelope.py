@@ -20,6 +20,7 @@ from pydantic import (
 
 from fumehood.core.errors import EndedBy, EnvelopeError
 from fumehood.core.json_types import JsonObject
+from fumehood.core.limits import Grade
 from fumehood.core.returned_file import ReturnedFile, returned_files
 
 
@@ -100,6 +101,8 @@ class SandboxReport(_Value):
     limits: LimitsApplied
     node: str | None = None
     """The node on which the call ran, if the engine has nodes."""
+    grade: Grade | None = Field(default=None, exclude_if=lambda value: value is None)
+    """How strongly the container held the program. Absent if it ran in no container."""
     network: NetworkReport | None = Field(default=None, exclude_if=not_)
     """Absent if the program had no network access."""
 

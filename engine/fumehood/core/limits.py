@@ -74,6 +74,22 @@ class Limit(StrEnum):
     DISK = "disk"
 
 
+class Grade(StrEnum):
+    """How strongly a container holds its programs, beginning with the strongest grade."""
+
+    KERNEL = "kernel"
+    """The programs have an operating-system kernel of their own (gVisor)."""
+    NAMESPACES = "namespaces"
+    """The programs share the host's kernel, which hides the host and enforces all limits."""
+    WATCHED = "watched"
+    """As `NAMESPACES`, but the guest watches some limits, so programs can exceed them briefly."""
+
+    def is_at_least(self, least: Grade) -> bool:
+        """Return whether this grade is as strong as `least`, or stronger."""
+        grades = list(Grade)
+        return grades.index(self) <= grades.index(least)
+
+
 PROCESS_WALL_LIMITS = frozenset(Limit) - {Limit.OPEN_FILES, Limit.FILE_SIZE, Limit.DISK}
 """The limits that a process wall enforces. Programs cannot write files there, so the other limits
 do not apply."""

@@ -8,7 +8,7 @@ from typing import Literal
 
 from pydantic import AwareDatetime, Field
 
-from fumehood.core.limits import Limit
+from fumehood.core.limits import Grade, Limit
 from fumehood.core.value import Value
 
 
@@ -30,6 +30,8 @@ class WallReadiness(Value):
     ready: bool
     enforced: tuple[Limit, ...]
     missing: tuple[str, ...] = ()
+    grade: Grade | None = Field(default=None, exclude_if=lambda value: value is None)
+    """How strongly containers hold their programs. Absent until a container was started."""
 
 
 class StateReadiness(Value):

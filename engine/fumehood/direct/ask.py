@@ -37,6 +37,9 @@ STEP_OUTPUT_BYTES = 64 * 1024
 STEP_PAUSE_S = 0.05
 """Seconds between two looks at a build step."""
 
+LAST_WORDS_BYTES = 1000
+"""Maximum length of what an error quotes from the launcher's log."""
+
 START_PAUSE_S = 0.02
 """Seconds between two attempts to reach a launcher that starts."""
 
@@ -49,9 +52,14 @@ REQUEST_S = 30.0
 
 def launcher_directory() -> Path:
     """Return the directory of this user's launcher."""
-    # Not in XDG_RUNTIME_DIR, which may be another user's, and is removed when root logs out.
-    base = Path(os.environ.get(VARIABLE) or "/run/fumehood")
-    return base.absolute() / f"launcher-{VERSION}"
+    # Not in XDG_RUNTIME_DIR, which may be another user's, and is removed when its user logs out.
+    base = os.environ.get(VARIABLE)
+    if not base and os.geteuid() == 0:
+        base = "/run/fumehood"
+    elif not base:
+        state = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
+        base = f"{state}/fumehood"
+    return Path(base).expanduser().absolute() / f"launcher-{VERSION}"
 
 
 def ask_launcher(
@@ -90,6 +98,8 @@ def _exchange(
 
 
 def _connected(directory: Path) -> socket.socket:
+    if os.geteuid() != 0:  # the engine's own directory, which nobody else may enter
+        directory.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     found = directory.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o022:
@@ -129,10 +139,13 @@ def _start(directory: Path) -> None:
     program = Path(__file__).with_name("launcher.py")
     command = [sys.executable, "-I", "-S", "-B", str(program), json.dumps(config)]
     with (directory / "log").open("ab") as log, _as_os_error():
-        subprocess.run(  # noqa: S603 - fixed words and our own paths
+        ended = subprocess.run(  # noqa: S603 - fixed words and our own paths
             command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=log,
             cwd="/", env={}, timeout=START_S, check=False,
         )  # fmt: skip
+    if ended.returncode != 0:
+        last = (directory / "log").read_bytes()[-LAST_WORDS_BYTES:].decode("utf-8", "replace")
+        raise OSError(f"the launcher did not start: {last.strip().rpartition(chr(10))[2]}")
 
 
 @contextmanager

@@ -33,6 +33,9 @@ REMOVE_S = 1.0
 FREEZE_S = 5.0
 """Maximum seconds until all processes of a group are frozen."""
 
+NONE = 0
+"""The version on a host whose control groups this user cannot make."""
+
 SHARES = {1: ("cpu.shares", 1024, 262_144), 2: ("cpu.weight", 100, 10_000)}
 """Version of cgroups → the file with a group's share of the processors, the share of one process
 group, and the maximum.
@@ -46,7 +49,7 @@ class NotLimited(Exception):
 @dataclass
 class Group:
     """The control group of one sandbox. `paths` maps each controller to a directory. In version 2,
-    the directories are the same.
+    the directories are the same. Without control groups (`NONE`), there are none.
     """
 
     version: int
@@ -142,11 +145,13 @@ class Groups:
 
     def __init__(self, parent: str) -> None:
         self._parent = parent
-        self.version = 2 if os.path.exists(f"{ROOT}/cgroup.controllers") else 1
+        self.version = _version()
 
     def make(self, name: str, memory_bytes: int, processes: int, cpus: float) -> Group:
         """Make a group with these limits. Raises NotLimited if one of them cannot be set."""
         group = Group(self.version)
+        if self.version == NONE:
+            return group
         try:
             self._make(group, name)
             quota = round(cpus * PERIOD_US)
@@ -182,12 +187,11 @@ class Groups:
                 os.makedirs(os.path.dirname(path), exist_ok=True)
                 group.paths[controller] = path
                 _make_readable(path)
-        missing = [controller for controller in NEEDED if controller not in group.paths]
-        if missing:
-            raise NotLimited(f"this host has no controller {', '.join(missing)}")
 
     def share(self, count: int) -> None:
         """Give the parent the share of the processors that `count` process groups have together."""
+        if self.version == NONE:
+            return
         file, one, most = SHARES[self.version]
         parent = f"{ROOT}/{self._parent}" if self.version == 2 else f"{ROOT}/cpu/{self._parent}"
         with (
@@ -203,6 +207,8 @@ class Groups:
                 os.rmdir(parent)
 
     def _parents(self) -> list[str]:
+        if self.version == NONE:
+            return []
         tops = [ROOT] if self.version == 2 else [f"{ROOT}/{name}" for name in WANTED]
         return [path for path in (f"{top}/{self._parent}" for top in tops) if os.path.isdir(path)]
 
@@ -217,6 +223,26 @@ class Groups:
                     left = Group(self.version, {"memory": path, "freezer": path})
                     left.kill()
                     left.remove()
+
+
+def _version() -> int:
+    """Return the version of the control groups that this process can make, or `NONE`."""
+    return NONE if missing_controllers() else 2 if _is_version_2() else 1
+
+
+def _is_version_2() -> bool:
+    return os.path.exists(f"{ROOT}/cgroup.controllers")
+
+
+def missing_controllers() -> list[str]:
+    """Return the needed controllers that this process cannot use."""
+    if not _is_version_2():
+        return [name for name in NEEDED if not os.access(f"{ROOT}/{name}", os.W_OK)]
+    found: list[str] = []
+    if os.access(f"{ROOT}/cgroup.subtree_control", os.W_OK):
+        with open(f"{ROOT}/cgroup.controllers", encoding="ascii") as file:
+            found = file.read().split()
+    return [name for name in NEEDED if name not in found]
 
 
 def _make_readable(path: str) -> None:

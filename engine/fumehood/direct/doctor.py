@@ -6,8 +6,9 @@ from collections.abc import Iterator
 
 from fumehood.cli.findings import Finding, Verdict
 from fumehood.config import Config
+from fumehood.core.limits import Grade
 from fumehood.direct.ask import launcher_directory, sandboxes_of
-from fumehood.direct.cgroups import Groups
+from fumehood.direct.cgroups import Groups, missing_controllers
 from fumehood.direct.host import why_unfit
 from fumehood.direct.store import open_store
 from fumehood.image_store.find import find_image
@@ -28,9 +29,16 @@ def check(config: Config) -> Iterator[Finding]:
         verdict: Verdict = "warning" if is_used else "ok"
         yield Finding(NAME, verdict, f"{unfit.message} {words}", unfit.remedy)
         return
+    missing = ", ".join(missing_controllers())
     words = f"user namespaces, cgroups v{Groups('').version}"
+    if missing:
+        words = f"user namespaces, but no control groups ({missing}): the grade is {Grade.WATCHED}"
     if not is_used:
         yield Finding(NAME, "ok", f"{words}; to run programs without Docker, set container.engine")
+        return
+    if missing and not Grade.WATCHED.is_at_least(config.container.least_grade):
+        remedy = f'Run the engine as root, or set container.least_grade to "{Grade.WATCHED}".'
+        yield Finding(NAME, "warning", f"{words}, which container.least_grade refuses", remedy)
         return
     directory = launcher_directory()
     try:

@@ -6,17 +6,27 @@ enforced is found out by the self-check of each sandbox.
 
 from __future__ import annotations
 
+import getpass
 import os
 import platform
+import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from fumehood.direct import cgroups
+from fumehood.direct import ids
 from fumehood.sandbox.container.runtime import Unfit
 
 LEAST_KERNEL = (5, 12)
 """The first Linux with mount_setattr(2)."""
+
+FORBIDDING = {
+    "kernel/unprivileged_userns_clone": "0",
+    "kernel/apparmor_restrict_unprivileged_userns": "1",
+}
+"""Sysctls, and the value with which an ordinary user gets no user namespace. *Source*: Debian's
+patch of Linux; Ubuntu, AppArmor user namespaces.
+"""
 
 
 def why_unfit(oci_runtime: str | None) -> Unfit | None:
@@ -35,17 +45,6 @@ def _faults(oci_runtime: str | None) -> Iterator[Unfit]:
             "Direct sandboxes need Linux 5.12.",
             "Use a newer kernel, or set container.engine to docker.",
         )
-    if os.geteuid() != 0:
-        yield Unfit(
-            "Direct sandboxes need root here.",
-            "Run the engine as root, or set container.engine to docker.",
-        )
-    missing = _missing_controllers()
-    if missing:
-        yield Unfit(
-            f"This host has no control groups for {', '.join(missing)}.",
-            "Mount the cgroup controllers at /sys/fs/cgroup, writable for root.",
-        )
     for name in ("user", "pid", "net", "mnt", "ipc", "uts", "cgroup"):
         if not Path(f"/proc/self/ns/{name}").exists():
             yield Unfit(f"This kernel has no {name} namespaces.", "Use a kernel with namespaces.")
@@ -54,6 +53,8 @@ def _faults(oci_runtime: str | None) -> Iterator[Unfit]:
             "User namespaces are disabled on this host.",
             "Set the sysctl user.max_user_namespaces to a positive number.",
         )
+    if os.geteuid() != 0:
+        yield from _faults_of_user()
 
 
 def _kernel() -> tuple[int, ...]:
@@ -61,19 +62,35 @@ def _kernel() -> tuple[int, ...]:
     return tuple(int(number) for number in numbers if number.isdigit())
 
 
-def _missing_controllers() -> list[str]:
-    root = Path(cgroups.ROOT)
-    unified = root / "cgroup.controllers"
-    if unified.exists():
-        is_writable = os.access(root / "cgroup.subtree_control", os.W_OK)
-        found = set(unified.read_text(encoding="ascii").split()) if is_writable else set()
-    else:
-        found = {name for name in cgroups.NEEDED if os.access(root / name, os.W_OK)}
-    return [name for name in cgroups.NEEDED if name not in found]
+def _faults_of_user() -> Iterator[Unfit]:
+    """Yield why an ordinary user cannot run sandboxes on this host."""
+    for sysctl, forbids in FORBIDDING.items():
+        if _read(Path("/proc/sys", sysctl)) == forbids:
+            name = sysctl.replace("/", ".")
+            yield Unfit(
+                f"This host forbids user namespaces to ordinary users (sysctl {name}).",
+                f"Run the engine as root, or change the sysctl {name}.",
+            )
+    for program, path in ids.MAPPERS:
+        if shutil.which(program, path=ids.PATH) is None:
+            yield Unfit(f"The program {program} is missing.", "apt-get install uidmap")
+        try:
+            ids.read_sub_ids(path, os.geteuid())
+        except ids.NoIds as error:
+            yield Unfit(
+                f"This user has no subordinate ids: {error}.",
+                f"As root: usermod --add-subuids 100000-165535 --add-subgids 100000-165535 "
+                f"{getpass.getuser()}",
+            )
 
 
 def _user_namespaces() -> int:
+    text = _read(Path("/proc/sys/user/max_user_namespaces"))
+    return int(text) if text.isdigit() else 0
+
+
+def _read(path: Path) -> str:
     try:
-        return int(Path("/proc/sys/user/max_user_namespaces").read_text(encoding="ascii"))
+        return path.read_text(encoding="ascii").strip()
     except (OSError, ValueError):
-        return 0
+        return ""

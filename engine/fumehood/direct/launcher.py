@@ -33,10 +33,10 @@ from typing import Any
 if __name__ == "__main__":
     sys.path[:] = [*json.loads(sys.argv[1])["import_paths"], *sys.path]
 
-from fumehood.direct import cgroups, sandbox
+from fumehood.direct import cgroups, ids, sandbox
 from fumehood.guest.core import kernel
 
-VERSION = 1
+VERSION = 2
 """Version of the requests. An engine uses only a launcher of its own version."""
 
 MAX_BYTES = 128 * 1024
@@ -82,6 +82,10 @@ class Sandbox:
     labels: dict[str, str]
     disk: str | None
     group: cgroups.Group
+    stopped: list[tuple[int, int]] = field(default_factory=list)
+    """The processes that were stopped because there is no control group to freeze: process id and
+    beginning of each.
+    """
     exit_code: int | None = None
     out_of_memory: bool = False
     is_paused: bool = False
@@ -92,7 +96,7 @@ class Sandbox:
             "name": self.name, "pid": self.pid, "image_id": self.image_id, "layers": self.layers,
             "labels": self.labels, "disk": self.disk, "is_running": self.exit_code is None,
             "is_paused": self.is_paused, "exit_code": self.exit_code,
-            "out_of_memory": self.out_of_memory,
+            "out_of_memory": self.out_of_memory, "is_watched": self.group.version == cgroups.NONE,
         }  # fmt: skip
 
 
@@ -114,6 +118,7 @@ class Launcher:
 
     def __init__(self, directory: str, listener: socket.socket, idle_s: float) -> None:
         self._directory = directory
+        self._ids = ids.ids_of_sandboxes()
         self._place = f"{directory}/root"
         self._empty = f"{directory}/empty"
         self._listener = listener
@@ -122,6 +127,8 @@ class Launcher:
             f"fumehood-{hashlib.sha256(directory.encode()).hexdigest()[:12]}"
         )
         self._held: dict[str, _Held] = {}
+        self._workers: set[int] = set()
+        """Descriptors of the processes that change layers."""
         self._locks: dict[str, list[int]] = {}
         """Image id → descriptors of its layers' directories, which are locked."""
         self._selector = selectors.DefaultSelector()
@@ -147,7 +154,8 @@ class Launcher:
                 key.data()
 
     def _runs_any(self) -> bool:
-        return any(held.sandbox.exit_code is None for held in self._held.values())
+        held = (held.sandbox.exit_code is None for held in self._held.values())
+        return bool(self._workers) or any(held)
 
     # -- requests ----------------------------------------------------------------
 
@@ -163,7 +171,7 @@ class Launcher:
         answer: dict[str, Any] | None
         try:
             connection.settimeout(PATIENCE_S)
-            connection.setsockopt(socket.SOL_SOCKET, SO_SNDBUFFORCE, MAX_ANSWER_BYTES)
+            _let_answers_be_long(connection)
             credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
             data, descriptors, _, _ = socket.recv_fds(connection, MAX_BYTES, len(STREAMS))
             if struct.unpack("3i", credentials)[1] != os.geteuid():
@@ -187,13 +195,19 @@ class Launcher:
         """
         match request["do"]:
             case "hello":
-                return {"version": VERSION, "pid": os.getpid(), "cgroups": self._groups.version}
+                return {
+                    "version": VERSION, "pid": os.getpid(), "cgroups": self._groups.version,
+                    "ids": self._ids,
+                }  # fmt: skip
             case "launch":
                 return self._launch(request["plan"], descriptors)
             case "list":
                 return {"sandboxes": [held.sandbox.shown() for held in self._held.values()]}
             case "remove":
                 return self._remove(request["name"], connection)
+            case "layers":
+                self._work(request, descriptors, connection)
+                return None
             case "state":
                 return self._held_one(request["name"]).shown()
             case "freeze":
@@ -219,7 +233,9 @@ class Launcher:
         return held
 
     def _freeze(self, held: Sandbox, *, frozen: bool) -> None:
-        if not held.group.freeze(frozen=frozen):
+        if held.group.version == cgroups.NONE:
+            held.stopped = _stop(held.pid) if frozen else _resume(held.stopped)
+        elif not held.group.freeze(frozen=frozen):
             raise Refused("failed", "the sandbox cannot be frozen")
         held.is_paused = frozen
         with contextlib.suppress(OSError):
@@ -233,6 +249,8 @@ class Launcher:
             raise Refused("failed", "the name cannot be that of a file")
         if len(descriptors) != len(STREAMS):
             raise Refused("failed", "a sandbox has three standard streams")
+        if plan["is_watched"] != (self._groups.version == cgroups.NONE):
+            raise Refused("limits", "the control groups of this host have changed")
         try:
             group = self._groups.make(name, plan["memory_bytes"], plan["processes"], plan["cpus"])
         except cgroups.NotLimited as error:
@@ -240,6 +258,7 @@ class Launcher:
         pid = 0
         try:
             with self._mounts(plan, group) as trees:
+                plan["ids"] = [[0, *self._ids]]
                 pid = sandbox.start(plan, trees, descriptors, group.join)
             started = Sandbox(
                 name, pid, _began(pid), plan["image_id"], plan["layers"], plan["labels"],
@@ -249,6 +268,8 @@ class Launcher:
             self._hold(started)
             self._groups.share(len(self._held))
         except BaseException as error:
+            if pid:
+                os.kill(pid, signal.SIGKILL)
             group.kill()
             if pid:
                 os.waitpid(pid, 0)
@@ -269,7 +290,7 @@ class Launcher:
         try:
             self._lock(plan["image_id"], plan["layers"])
             # Each sandbox has an overlay of its own, so that sandboxes share no inodes and locks.
-            options = _lower([self._empty, *plan["layers"]])
+            options = _lower([self._empty, *plan["layers"]]) + ids.overlay_options()
             attributes = plain | sandbox.ATTR_RDONLY
             if plan["changes"] is not None:
                 upper, work = map(_escaped, plan["changes"])
@@ -278,6 +299,8 @@ class Launcher:
             with self._mounted("overlay", "overlay", options) as mounted:
                 trees["/"] = sandbox.clone_mount(mounted, attributes)
             for name in sandbox.DEVICES:
+                if plan["is_watched"] and name == sandbox.SHARES_MEMORY:
+                    continue
                 attributes = sandbox.ATTR_NOSUID | sandbox.ATTR_NOEXEC
                 trees[f"/dev/{name}"] = sandbox.clone_mount(f"/dev/{name}", attributes)
             shown = group.shown()
@@ -322,6 +345,30 @@ class Launcher:
         for image_id in set(self._locks) - used:
             for lock in self._locks.pop(image_id):
                 os.close(lock)
+
+    def _work(
+        self, request: dict[str, Any], descriptors: list[int], connection: socket.socket
+    ) -> None:
+        """Carry out a request for layers in a process of its own, which answers it."""
+        worker = os.fork()
+        if worker == 0:
+            try:
+                # Not the launcher's lock and socket: this process may outlive the launcher.
+                _close_others({connection.fileno(), *descriptors})
+                _reply(connection, _work_on_layers(request, descriptors, self._ids))
+            finally:
+                os._exit(0)
+        connection.close()
+        process = os.pidfd_open(worker)
+        self._workers.add(process)
+
+        def ended() -> None:
+            self._selector.unregister(process)
+            self._workers.discard(process)
+            os.close(process)
+            os.waitpid(worker, 0)
+
+        self._selector.register(process, selectors.EVENT_READ, ended)
 
     def _remove(self, name: str, connection: socket.socket) -> dict[str, Any] | None:
         held = self._held.get(name)
@@ -417,6 +464,32 @@ class Launcher:
             os.close(held.process)
 
 
+def _close_others(kept: set[int]) -> None:
+    """Close all descriptors above the standard streams, except `kept`."""
+    for name in os.listdir("/proc/self/fd"):
+        if int(name) > 2 and int(name) not in kept:
+            with contextlib.suppress(OSError):  # the one that has listed them
+                os.close(int(name))
+
+
+def _work_on_layers(
+    request: dict[str, Any], descriptors: list[int], sandbox_ids: tuple[int, int]
+) -> dict[str, Any]:
+    from fumehood.direct import layers  # only here, because the launcher needs little memory
+
+    os.umask(0o022)
+    try:
+        store = layers.Layers(request["home"], sandbox_ids)
+        file = os.fdopen(descriptors[0], "r+b", 0) if descriptors else None
+        return store.do(request["call"], request["with"], file)
+    except layers.Refused as refused:
+        return {"error": str(refused), "kind": refused.kind}
+    except OSError as error:
+        return {"error": str(error), "kind": "failed"}
+    except Exception as error:
+        return {"error": f"{type(error).__name__}: {error}", "kind": "failed"}
+
+
 def _lower(layers: Sequence[str]) -> str:
     """Return the option of overlayfs for these layers. The first one is the lowest."""
     return "lowerdir=" + ":".join(map(_escaped, reversed(layers)))
@@ -432,6 +505,13 @@ def _reply(connection: socket.socket, answer: dict[str, Any]) -> None:
         connection.send(json.dumps(answer).encode())
 
 
+def _let_answers_be_long(connection: socket.socket) -> None:
+    try:
+        connection.setsockopt(socket.SOL_SOCKET, SO_SNDBUFFORCE, MAX_ANSWER_BYTES)
+    except PermissionError:  # an ordinary user's launcher; the host then limits it
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, MAX_ANSWER_BYTES)
+
+
 def _began(pid: int) -> int:
     """Return when a process began, in clock ticks since the host's start, or 0 if it is gone.
     *Source*: proc_pid_stat(5), starttime.
@@ -441,6 +521,60 @@ def _began(pid: int) -> int:
             return int(file.read().rpartition(")")[2].split()[19])
     except OSError:
         return 0
+
+
+def _processes_of(first: int) -> list[int]:
+    """Return the ids of all processes in the PID namespace whose first process is `first`."""
+    namespace = os.readlink(f"/proc/{first}/ns/pid")
+    found = []
+    for name in os.listdir("/proc"):
+        with contextlib.suppress(OSError):
+            if name.isdigit() and os.readlink(f"/proc/{name}/ns/pid") == namespace:
+                found.append(int(name))
+    return found
+
+
+def _is_stopped(pid: int) -> bool:
+    """Whether a process is stopped, has ended, or is gone. *Source*: proc_pid_stat(5), state."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as file:
+            return file.read().rpartition(")")[2].split()[0] in "TtZX"
+    except OSError:
+        return True
+
+
+def _stop(first: int) -> list[tuple[int, int]]:
+    """Stop all processes of the sandbox whose first process is `first`. Return the processes that
+    were not stopped before: process id and beginning of each.
+
+    Raises:
+        Refused: they do not all stop in time.
+    """
+    stopped: dict[int, int] = {}
+    until = time.monotonic() + cgroups.FREEZE_S
+    try:
+        while time.monotonic() < until:
+            running = [pid for pid in _processes_of(first) if not _is_stopped(pid)]
+            if not running:
+                return list(stopped.items())
+            for pid in running:
+                stopped[pid] = _began(pid)
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGSTOP)
+            time.sleep(0.002)
+    except OSError:
+        pass
+    _resume(list(stopped.items()))
+    raise Refused("failed", "the processes of the sandbox do not stop")
+
+
+def _resume(stopped: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Resume processes that `_stop` has stopped. Return [], the processes that are stopped now."""
+    for pid, began in stopped:
+        with contextlib.suppress(ProcessLookupError):
+            if _began(pid) == began:
+                os.kill(pid, signal.SIGCONT)
+    return []
 
 
 def _take_over(process: int, epoch: int, descriptors: list[int]) -> None:
@@ -473,12 +607,33 @@ def _take_over(process: int, epoch: int, descriptors: list[int]) -> None:
         raise Refused("failed", "the guest could not be reached")
 
 
+def _enter_user_namespace(directory: str) -> None:
+    """Move this process into the user namespace of an earlier launcher, if a sandbox of it still
+    runs, or otherwise into a new one.
+    """
+    for name in os.listdir(directory):
+        if name.endswith(".json"):
+            with contextlib.suppress(OSError, ValueError, KeyError):
+                with open(f"{directory}/{name}", encoding="utf-8") as opened:
+                    found = json.load(opened)
+                if found["exit_code"] is None and _began(found["pid"]) == found["began"]:
+                    ids.join_user_namespace(found["pid"])
+                    return
+    ids.enter_user_namespace()
+
+
 def main() -> None:
     """Serve requests in a new process, unless another launcher serves the same directory. This
     process ends when the socket exists.
     """
     config = json.loads(sys.argv[1])
     os.umask(0o077)
+    try:
+        if os.geteuid() != 0:
+            _enter_user_namespace(config["directory"])
+        ids.ids_of_sandboxes()
+    except (ids.NoIds, OSError) as error:
+        sys.exit(f"{error}")
     os.chdir(config["directory"])  # so that the path of the socket is short
     lock = os.open("lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:

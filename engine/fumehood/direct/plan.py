@@ -27,21 +27,15 @@ from fumehood.sandbox.container.spec import (
     labels_of,
 )
 
-FIRST_ID, IDS = 2_000_000_000, 65_536
-"""The user and group ids of the host that all sandboxes use, and their number. Neither the ranges
-that `useradd` gives to users nor those of systemd include them. *Source*: systemd, UIDS-GIDS.md.
-"""
-
 READ_ONLY_PATHS = ("/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger")
 """Paths that nobody in a sandbox can write to. *Source*: Moby 28, oci/defaults.go."""
 
-CAPABILITY_NUMBERS = {"KILL": 5, "SETGID": 6, "SETUID": 7, "SETPCAP": 8}
+CAPABILITY_NUMBERS = {"KILL": 5, "SETGID": 6, "SETUID": 7, "SETPCAP": 8, "SYS_PTRACE": 19}
 """*Source*: <linux/capability.h>."""
 
 ENVIRONMENT = {"PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8"}
 
 _COMMON: JsonObject = {
-    "ids": [[0, FIRST_ID, IDS]],
     "masked": list(MASKED_PATHS),
     "read_only": list(READ_ONLY_PATHS),
 }
@@ -57,9 +51,12 @@ STEP_PROCESSES = 64
 """The limits of a build step: those of its memory, and of the number of its processes."""
 
 
-def plan_of(spec: ContainerSpec, layers: Sequence[Path], device: str | None) -> JsonObject:
+def plan_of(
+    spec: ContainerSpec, layers: Sequence[Path], device: str | None, *, is_watched: bool
+) -> JsonObject:
     """Return the plan of a sandbox. `layers` are the directories of its image's layers, and
-    `device` is the block device of its disk.
+    `device` is the block device of its disk. `is_watched` says that the host has no control groups,
+    so that the guest must watch the memory itself.
     """
     tmpfs: JsonObject = {
         path: [size, size * INODES_PER_MB, "1777"]
@@ -89,12 +86,19 @@ def plan_of(spec: ContainerSpec, layers: Sequence[Path], device: str | None) -> 
         "memory_bytes": spec.memory_bytes,
         "processes": spec.processes,
         "cpus": spec.cpus,
-        **_command_of(spec),
+        "is_watched": is_watched,
+        **_command_of(spec, is_watched=is_watched),
     }
 
 
 def step_plan(
-    name: str, command: Sequence[str], layers: Sequence[Path], *, upper: Path, work: Path
+    name: str,
+    command: Sequence[str],
+    layers: Sequence[Path],
+    *,
+    upper: Path,
+    work: Path,
+    is_watched: bool,
 ) -> JsonObject:
     """Return the plan of a build step, which runs `command` as root without capabilities. What it
     changes in the root file system gets into the directory `upper`. `work` is an empty directory on
@@ -106,7 +110,12 @@ def step_plan(
         "image_id": name,
         "layers": [str(layer) for layer in layers],
         "changes": [str(upper), str(work)],
-        "rlimits": {"CORE": 0, "MSGQUEUE": 0, "SIGPENDING": SIGNALS},
+        "rlimits": {
+            "CORE": 0,
+            "MSGQUEUE": 0,
+            "SIGPENDING": SIGNALS,
+            **({"AS": STEP_MEMORY_BYTES, "NPROC": STEP_PROCESSES} if is_watched else {}),
+        },
         "tmpfs": {"/tmp": [256, 65_536, "1777"], "/dev/shm": [64, 1024, "1777"]},  # noqa: S108
         "disk": None,
         **_COMMON,
@@ -114,6 +123,7 @@ def step_plan(
         "memory_bytes": STEP_MEMORY_BYTES,
         "processes": STEP_PROCESSES,
         "cpus": float(os.cpu_count() or 1),
+        "is_watched": is_watched,
         "command": list(command),
         "env": ENVIRONMENT,
         "directory": "/",
@@ -122,17 +132,20 @@ def step_plan(
     }
 
 
-def _command_of(spec: ContainerSpec) -> JsonObject:
+def _command_of(spec: ContainerSpec, *, is_watched: bool) -> JsonObject:
     """Return what runs in the sandbox, and with which privileges."""
     program = spec.program
     if program is None:
-        config: JsonObject = guest_config(spec)
+        config: JsonObject = {**guest_config(spec), "is_watched": is_watched}
         return {
             "command": [*spec.command, json.dumps(config, sort_keys=True)],
             "env": ENVIRONMENT,
             "directory": "/",
             "user": 0,
-            "capabilities": [CAPABILITY_NUMBERS[name] for name in CAPABILITIES],
+            "capabilities": [
+                CAPABILITY_NUMBERS[name]
+                for name in (*CAPABILITIES, *(["SYS_PTRACE"] if is_watched else []))
+            ],
         }
     command = list(program.command)
     if program.has_network:

@@ -52,6 +52,9 @@ QUICK_S = 15.0
 LAUNCH_S = 25.0
 """Deadline in seconds of a request that starts a process."""
 
+FILES_S = 60.0
+"""Deadline in seconds for checking the files of an image."""
+
 TRANSFER_S = 600.0
 """Deadline in seconds for saving or loading an image."""
 
@@ -90,6 +93,10 @@ class Direct:
         self._store = store
         self._own_images = own_images
         self._threads = BoundedThreads(THREADS, "launcher")
+        self._is_watched: bool | None = None
+        """Whether guests watch their memory, because the launcher has no control groups. None if
+        this is not known yet.
+        """
         self._devices: dict[str, str] = {}
         """Name of each attached disk → its block device."""
         self.failure: RuntimeUnreachable | None = None
@@ -98,7 +105,7 @@ class Direct:
         """Examine this host. If it can run sandboxes, start the launcher."""
         unfit = await self._in_thread(lambda: why_unfit(oci_runtime))
         if unfit is None:
-            await self._ask({"do": "hello"}, QUICK_S)
+            await self._look()
         memory_mb = psutil.virtual_memory().total // MB
         return RuntimeHost(HostSize(memory_mb, len(os.sched_getaffinity(0))), unfit)
 
@@ -113,9 +120,17 @@ class Direct:
             device = self._devices.get(spec.disk[0])
             if device is None:
                 raise RuntimeNotFound("The disk is not attached.")
-        layers = await self._in_thread(lambda: self._store.directories_of(spec.image_id))
-        plan = plan_of(spec, layers, device)
+        is_watched = self._is_watched if self._is_watched is not None else await self._look()
+        if is_watched and spec.program is not None:
+            raise LimitsRefused("Nothing in its container would watch the program's memory.")
+        layers = await self._in_thread(lambda: self._store.directories_of(spec.image_id), FILES_S)
+        plan = plan_of(spec, layers, device, is_watched=is_watched)
         return spec.name, await self._with_streams({"do": "launch", "plan": plan}, 3)
+
+    async def _look(self) -> bool:
+        """Ask the launcher whether guests must watch their memory, and return the answer."""
+        self._is_watched = not (await self._ask({"do": "hello"}, QUICK_S))["cgroups"]
+        return self._is_watched
 
     async def take_over(self, name: str, epoch: int) -> PipeStreams:
         """Connect to the guest of a running sandbox whose engine is gone.

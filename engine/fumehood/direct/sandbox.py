@@ -53,6 +53,11 @@ _AT_FDCWD = -100
 DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
 """The devices below /dev in a sandbox."""
 
+SHARES_MEMORY = "zero"
+"""The device whose maps are shared memory without a file. A sandbox whose memory is watched does
+not have it, because such memory is not found.
+"""
+
 DEVICE_LINKS = {
     "fd": "/proc/self/fd", "stdin": "/proc/self/fd/0", "stdout": "/proc/self/fd/1",
     "stderr": "/proc/self/fd/2", "ptmx": "pts/ptmx",
@@ -275,7 +280,7 @@ def _mount_all(plan: dict[str, Any], trees: dict[str, int]) -> None:
     mount("tmpfs", "sys/fs/cgroup", "tmpfs", _PLAIN, "size=64k,nr_inodes=16,mode=755")
     for path in plan["cgroup_places"]:
         os.mkdir(f"sys/fs/cgroup/{path}")
-    _mount_dev()
+    _mount_dev([path.rpartition("/")[2] for path in trees if path.startswith("/dev/")])
     for path, (size_mb, inodes, mode) in plan["tmpfs"].items():
         options = f"size={size_mb}m,nr_inodes={inodes},mode={mode}"
         mount("tmpfs", path[1:], "tmpfs", _PLAIN, options)
@@ -287,10 +292,10 @@ def _mount_all(plan: dict[str, Any], trees: dict[str, int]) -> None:
     os.chdir("/")
 
 
-def _mount_dev() -> None:
+def _mount_dev(devices: Sequence[str]) -> None:
     """Mount an empty /dev with the places for devices."""
     mount("tmpfs", "dev", "tmpfs", MS_NOSUID | MS_NOEXEC, "size=64k,nr_inodes=64,mode=755")
-    for name in DEVICES:
+    for name in devices:
         os.close(os.open(f"dev/{name}", os.O_CREAT | os.O_WRONLY, 0o666))
     for name, target in DEVICE_LINKS.items():
         os.symlink(target, f"dev/{name}")

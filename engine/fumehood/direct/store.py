@@ -1,51 +1,42 @@
 """The images of direct sandboxes: each layer is a directory, and an image is a stack of them.
 
-Host side, blocking. Invariants: a directory that has the name of a layer is complete, and was made
-by this module; what is in a layer was written by root or by an isolated build step; a layer that
-was changed afterwards is not used; a layer is not removed while a sandbox uses it or another layer
-is based on it.
-
-The name of a layer is a digest of its content, its labels and the layer below. To notice a change,
-the store does not read the files again, but compares a digest of their names, sizes and times with
-the one that was taken when the layer was finished. In a layer, the file owner 0 of an image is the
-host's user `FIRST_ID`, who is root in all sandboxes.
+Host side, blocking. The launcher reads and writes the files of the layers (`layers.py`), because
+they belong to the users of sandboxes; this module reads only their descriptions. Invariants: a
+layer that was changed after it was built is not used; a layer is not removed while a sandbox uses
+it or another layer is based on it.
 """
 
 from __future__ import annotations
 
 import fcntl
-import hashlib
-import json
 import os
 import re
 import secrets
 import shutil
-import stat
-import tarfile
+import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from io import UnsupportedOperation
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 from fumehood.core.json_types import JsonObject
-from fumehood.direct.ask import launcher_directory, remove_sandbox, run_step, sandboxes_of
-from fumehood.direct.plan import FIRST_ID, IDS, MOUNT_POINTS, step_plan
+from fumehood.direct.ask import (
+    ask_launcher,
+    launcher_directory,
+    remove_sandbox,
+    run_step,
+    sandboxes_of,
+)
+from fumehood.direct.layers import FILES, PREFIX, WORK, read_about
+from fumehood.direct.plan import MOUNT_POINTS, step_plan
 from fumehood.image_store.faults import ImageBuildError, build_error
 from fumehood.image_store.store import OnStep, StoredLayer
 from fumehood.sandbox.container.runtime import RuntimeFault, RuntimeNotFound, RuntimeUnreachable
 from fumehood.sandbox.images.recipe import Recipe
-
-ABOUT = "layer.json"
-"""Name of the file that describes a layer: its labels, the layer below, and its digests."""
-
-FILES = "files"
-"""Name of the directory with the files of a layer."""
-
-UNFINISHED_S = 3600
-"""Seconds after which what a killed build has left is removed."""
 
 STEP = "build-"
 """How the names of build steps' sandboxes begin. A deadline and a random part follow."""
@@ -53,7 +44,8 @@ STEP = "build-"
 STEP_LIFETIME_S = 600
 """Seconds after the deadline of a build step. Until then, no other build removes its sandbox."""
 
-PREFIX = "sha256:"
+REQUEST_S = 600.0
+"""Maximum seconds for a request that reads or writes the files of layers."""
 
 
 class LayerChanged(RuntimeFault):
@@ -62,6 +54,10 @@ class LayerChanged(RuntimeFault):
     message = "The files of an image were changed after it was built."
     remedy = "Build it again: fumehood images build NAME --force"
     heals = False
+
+
+class LayerRemoves(Exception):
+    """A build step has removed files of the layer below."""
 
 
 def default_home() -> Path:
@@ -128,24 +124,20 @@ class DirectoryStore:
             RuntimeNotFound: a layer is missing.
             LayerChanged: the files of a layer were changed.
         """
-        found: list[Path] = []
+        stack: list[_Layer] = []
         current: str | None = layer
         while current is not None:
-            one = self._layer(current)
-            if one.id not in self._checked:
-                if _stamp(one.files) != one.about["stamp"]:
-                    raise LayerChanged(f"The files in {one.directory} were changed.")
-                self._checked.add(one.id)
-            found.append(one.files)
-            current = one.below
-        return found[::-1]
+            stack.append(self._layer(current))
+            current = stack[-1].below
+        unchecked = [one.id for one in stack if one.id not in self._checked]
+        if unchecked:
+            self._ask("check", layers=unchecked)
+            self._checked.update(unchecked)
+        return [one.files for one in reversed(stack)]
 
     def import_root(self, archive: Path, labels: Mapping[str, str]) -> str:
         """Make a layer from the root file system in the tar file `archive`, and return its id."""
-        with self._new() as new, archive.open("rb") as opened:
-            _unpack(opened, new / FILES)
-            for path in MOUNT_POINTS:
-                _make_folder(new / FILES, Path(path))
+        with archive.open("rb") as opened, self._new(opened, MOUNT_POINTS) as new:
             return self._finish(new, None, labels)
 
     def root_from_base(self, recipe: Recipe, context: bytes, target: Path, on_step: OnStep) -> None:
@@ -176,18 +168,20 @@ class DirectoryStore:
             ImageBuildError: the command failed. The message begins with `failed`.
         """
         directories = self.directories_of(below)
-        with _in_use(directories), self._new() as new:
-            _unpack(files, new / FILES)
-            (new / "work").mkdir()
+        with _in_use(directories), self._new(files) as new:
+            upper, work = (self._home / new / name for name in (FILES, WORK))
             name = f"{STEP}{int(time.time() + run_s + STEP_LIFETIME_S)}-{secrets.token_hex(4)}"
-            plan = step_plan(name, command, directories, upper=new / FILES, work=new / "work")
+            plan = step_plan(
+                name, command, directories, upper=upper, work=work,
+                is_watched=not self._ask_launcher({"do": "hello"})["cgroups"],
+            )  # fmt: skip
             ended = run_step(self._launcher, plan, run_s)
             if ended.exit_code != 0:
                 raise build_error(failed, ended.output.splitlines())
-            if any(_is_removal(path) for path in (new / FILES).rglob("*")):
-                raise build_error(failed, ["it removed files of the image below"])
-            shutil.rmtree(new / "work")
-            return self._finish(new, self._layer(below), labels)
+            try:
+                return self._finish(new, below, labels)
+            except LayerRemoves:
+                raise build_error(failed, ["it removed files of the image below"]) from None
 
     def remove(self, layer: str) -> bool:
         """Remove the layer with this id, unless a sandbox uses it or another layer is based on it.
@@ -195,17 +189,8 @@ class DirectoryStore:
         """
         if any(other.below == layer for other in self._all()):
             return False
-        try:
-            directory = self._layer(layer).directory
-        except RuntimeNotFound:
-            return True
-        with _locked(directory) as is_unused:
-            if not is_unused:
-                return False
-            gone = self._home / f".gone-{secrets.token_hex(8)}"
-            directory.rename(gone)
-        shutil.rmtree(gone, ignore_errors=True)
-        return True
+        removed: bool = self._ask("remove", layer=layer)["removed"]
+        return removed
 
     def users_of(self, layer: str) -> list[str]:
         """Return the names of the sandboxes that use this layer."""
@@ -224,22 +209,16 @@ class DirectoryStore:
             if deadline is not None and int(deadline[1]) < time.time():
                 with suppress(OSError):
                     remove_sandbox(self._launcher, one["name"])
-        with suppress(FileNotFoundError):
-            for path in self._home.iterdir():
-                if path.name.startswith("."):
-                    with suppress(FileNotFoundError):
-                        is_old = time.time() - path.stat().st_mtime > UNFINISHED_S
-                        if is_old or path.name.startswith(".gone-"):
-                            shutil.rmtree(path, ignore_errors=True)
+        self._ask("sweep")
 
     def close(self) -> None:
         """Do nothing: the store has no connection."""
 
     def save(self, layer: str, file: IO[bytes]) -> None:
         """Write a layer and all layers below it to `file`, as a tar archive."""
-        with tarfile.open(fileobj=file, mode="w|", format=tarfile.PAX_FORMAT) as archive:
-            for directory in (files.parent for files in self.directories_of(layer)):
-                archive.add(directory, directory.name, filter=_of_a_sandbox)
+        layers = [PREFIX + files.parent.name for files in self.directories_of(layer)]
+        with _as_file(file, for_writing=True) as opened:
+            self._ask("save", opened, layers=layers)
 
     def load(self, file: IO[bytes]) -> None:
         """Add the layers in the tar archive `file`, which `save` has written. A layer whose content
@@ -248,25 +227,9 @@ class DirectoryStore:
         Raises:
             LayerChanged: a layer was changed, or the file is not such an archive.
         """
-        try:
-            self._load(file)
-        except (tarfile.TarError, ValueError, KeyError, TypeError) as error:
-            raise LayerChanged(f"The archive is invalid: {error}") from None
-
-    def _load(self, file: IO[bytes]) -> None:
-        with self._new() as new:
-            with tarfile.open(fileobj=file, mode="r|") as archive:
-                _extract(archive, new, FIRST_ID)
-            for directory in [path for path in new.iterdir() if (path / ABOUT).is_file()]:
-                about = json.loads((directory / ABOUT).read_text(encoding="utf-8"))
-                name = _digest(directory / FILES, about["below"], about["labels"])
-                if name != directory.name:
-                    raise LayerChanged("The archive contains a layer that was changed.")
-                about["stamp"] = _stamp(directory / FILES)
-                (directory / ABOUT).unlink()
-                os.chown(directory, os.geteuid(), os.getegid())
-                (directory / ABOUT).write_text(json.dumps(about), encoding="utf-8")
-                self._publish(directory, name)
+        with _as_file(file) as opened:
+            self._ask("load", opened)
+        self._checked.clear()
 
     # -- directories -------------------------------------------------------------------
 
@@ -279,133 +242,71 @@ class DirectoryStore:
 
     def _layer(self, layer: str) -> _Layer:
         directory = self._home / layer.removeprefix(PREFIX)
-        try:
-            return _Layer(directory, json.loads((directory / ABOUT).read_text(encoding="utf-8")))
-        except (OSError, ValueError):
-            raise RuntimeNotFound(f"The layer {layer} does not exist.") from None
+        about = read_about(directory)
+        if about is None:
+            raise RuntimeNotFound(f"The layer {layer} does not exist.")
+        return _Layer(directory, about)
 
     @contextmanager
-    def _new(self) -> Iterator[Path]:
-        """Provide a new directory for a layer. It is removed afterwards, unless it was renamed."""
-        self._home.mkdir(mode=0o700, parents=True, exist_ok=True)
-        new = self._home / f".new-{secrets.token_hex(8)}"
-        new.mkdir(mode=0o700)
-        (new / FILES).mkdir(mode=0o755)
-        os.chown(new / FILES, FIRST_ID, FIRST_ID)
+    def _new(self, files: IO[bytes], folders: Sequence[str] = ()) -> Iterator[str]:
+        """Provide the name of an unfinished layer with the files of a tar archive. It is removed
+        afterwards, unless it was finished.
+        """
+        with _as_file(files) as opened:
+            new = self._ask("new", opened, folders=list(folders))["new"]
         try:
             yield new
         finally:
-            shutil.rmtree(new, ignore_errors=True)
+            self._ask("discard", new=new)
 
-    def _finish(self, new: Path, below: _Layer | None, labels: Mapping[str, str]) -> str:
-        """Give the layer in the directory `new` its name, and return its id."""
-        files = new / FILES
-        all_labels = {**(below.about["labels"] if below is not None else {}), **labels}
-        size = sum(path.stat().st_size for path in files.rglob("*") if _is_file(path))
-        about = {
-            "below": None if below is None else below.id,
-            "labels": all_labels,
-            "created": time.time(),
-            "size_bytes": size + (0 if below is None else below.about["size_bytes"]),
-            "stamp": _stamp(files),
-        }
-        (new / ABOUT).write_text(json.dumps(about), encoding="utf-8")
-        name = _digest(files, None if below is None else below.id, all_labels)
-        self._publish(new, name)
-        return PREFIX + name
+    def _finish(self, new: str, below: str | None, labels: Mapping[str, str]) -> str:
+        """Finish the unfinished layer `new`, and return its id."""
+        layer: str = self._ask("finish", new=new, below=below, labels=dict(labels))["layer"]
+        self._checked.discard(layer)
+        return layer
 
-    def _publish(self, directory: Path, name: str) -> None:
-        """Give a finished directory the name `name`. If this layer exists and is intact, keep it.
-        Otherwise the new one replaces it.
+    def _ask(self, call: str, file: IO[bytes] | None = None, **arguments: object) -> JsonObject:
+        """Let the launcher carry out a request for the files of layers.
+
+        Raises:
+            RuntimeNotFound, LayerChanged, LayerRemoves: see `layers.Layers`.
+            OSError: the files cannot be read or written.
         """
-        directory.chmod(0o700)  # no user of the host sees the files of images
-        target = self._home / name
-        if target.exists():
-            with suppress(RuntimeNotFound):
-                there = self._layer(PREFIX + name)
-                if _stamp(there.files) == there.about["stamp"]:
-                    return
-            target.rename(self._home / f".gone-{secrets.token_hex(8)}")  # `sweep` removes it
-            self._checked.discard(PREFIX + name)
-        directory.rename(target)
+        request = {"do": "layers", "call": call, "home": str(self._home), "with": arguments}
+        return self._ask_launcher(request, [] if file is None else [file.fileno()])
+
+    def _ask_launcher(self, request: JsonObject, descriptors: Sequence[int] = ()) -> JsonObject:
+        answer = ask_launcher(self._launcher, request, list(descriptors), REQUEST_S)
+        if "error" not in answer:
+            return answer
+        raise _FAULTS.get(answer["kind"], OSError)(answer["error"])
 
 
-def _extract(archive: tarfile.TarFile, target: Path, first_id: int) -> None:
-    """Extract an archive whose owners are numbered from `first_id` into an empty directory. Devices
-    are left out, because a sandbox has its own. No file gets the right to change its user.
-
-    Raises:
-        LayerChanged: a member would be outside `target`, or is written through a link, or its owner
-            is not one of a sandbox.
-    """
-
-    def checked(member: tarfile.TarInfo, path: str) -> tarfile.TarInfo | None:
-        if not (member.isreg() or member.isdir() or member.issym() or member.islnk()):
-            return None
-        names = [(member.name, False), *([(member.linkname, True)] if member.islnk() else [])]
-        if any(_leads_elsewhere(target, *name) for name in names):
-            raise LayerChanged(f"The archive contains {member.name[:200]!r}, which leads outside.")
-        owner, group = member.uid - first_id, member.gid - first_id
-        if not (0 <= owner < IDS and 0 <= group < IDS):
-            raise LayerChanged(f"The owner of {member.name[:200]!r} is not one of a sandbox.")
-        _make_folder(target, Path(member.name).parent)  # an archive may leave folders out
-        return member.replace(
-            uid=FIRST_ID + owner, gid=FIRST_ID + group, uname="", gname="",
-            mode=member.mode & 0o1777, deep=False,
-        )  # fmt: skip
-
-    archive.extractall(target, numeric_owner=True, filter=checked)  # noqa: S202 - `checked` checks
+_FAULTS: Mapping[str, type[Exception]] = {
+    "missing": RuntimeNotFound, "changed": LayerChanged, "removal": LayerRemoves,
+}  # fmt: skip
+"""How the launcher refuses → the error."""
 
 
-def _leads_elsewhere(target: Path, name: str, with_last: bool) -> bool:
-    """Return whether a member's name leads out of `target`, or through a link. `with_last` says
-    whether the last component may not be a link either.
-    """
-    parts = Path(name).parts
-    if not parts:
-        return False  # the directory itself
-    if parts[0] == "/" or ".." in parts:
-        return True
-    path = target
-    for part in parts if with_last else parts[:-1]:
-        path /= part
-        with suppress(FileNotFoundError):
-            if not stat.S_ISDIR(path.lstat().st_mode) and (path.is_symlink() or part != parts[-1]):
-                return True
-    # A file with this name replaces a link, and must not be written through it.
-    return not with_last and (target / name).is_symlink()
-
-
-def _make_folder(files: Path, path: Path) -> None:
-    """Make a directory and those above it below `files`, if they are missing. Their owner is the
-    root of sandboxes.
-    """
-    for folder in [*reversed(path.parents), path]:
-        if not (files / folder).exists():
-            (files / folder).mkdir()
-            os.chown(files / folder, FIRST_ID, FIRST_ID)
-
-
-def _of_a_sandbox(member: tarfile.TarInfo) -> tarfile.TarInfo:
-    """Make the owner of a layer's directory and description one that `_extract` accepts."""
-    is_of_store = member.uid < FIRST_ID
-    return member.replace(uid=FIRST_ID, gid=FIRST_ID, deep=False) if is_of_store else member
-
-
-def _unpack(archive: IO[bytes], target: Path) -> None:
-    with tarfile.open(fileobj=archive, mode="r|*") as opened:
-        _extract(opened, target, 0)
-
-
-def _is_removal(path: Path) -> bool:
-    """Whether overlayfs has noted at this path that something below was removed. *Source*: Linux,
-    Documentation/filesystems/overlayfs.rst, whiteouts and opaque directories.
-    """
-    if stat.S_ISCHR(path.lstat().st_mode):
-        return True
-    with suppress(OSError):
-        return bool(os.getxattr(path, "trusted.overlay.opaque", follow_symlinks=False))
-    return False
+@contextmanager
+def _as_file(file: IO[bytes], *, for_writing: bool = False) -> Iterator[IO[bytes]]:
+    """Provide an open file of the operating system for `file`, which may be in memory."""
+    try:
+        file.fileno()
+    except UnsupportedOperation:
+        pass
+    else:
+        file.flush()
+        yield file
+        return
+    with tempfile.TemporaryFile() as copied:
+        if not for_writing:
+            shutil.copyfileobj(file, copied)
+            copied.seek(0)
+        yield copied
+        if for_writing:
+            copied.seek(0)
+            shutil.copyfileobj(copied, file)
 
 
 @contextmanager
@@ -421,60 +322,6 @@ def _in_use(directories: Sequence[Path]) -> Iterator[None]:
     finally:
         for lock in locks:
             os.close(lock)
-
-
-def _is_file(path: Path) -> bool:
-    return stat.S_ISREG(path.lstat().st_mode)
-
-
-def _walk(files: Path) -> Iterator[tuple[str, os.stat_result]]:
-    """Yield the relative path and the properties of everything below `files`, in order."""
-    for folder, folders, names in os.walk(files):
-        folders.sort()
-        for name in sorted([*folders, *names]):
-            path = Path(folder, name)
-            yield str(path.relative_to(files)), path.lstat()
-
-
-def _stamp(files: Path) -> str:
-    """Return a digest of the names, sizes and times of all files below `files`. Nobody can change a
-    file without changing the time of this change.
-    """
-    digest = hashlib.sha256()
-    for path, found in _walk(files):
-        row = (path, found.st_mode, found.st_uid, found.st_size, found.st_mtime_ns)
-        digest.update(repr((*row, found.st_ctime_ns)).encode())
-    return digest.hexdigest()
-
-
-def _digest(files: Path, below: str | None, labels: Mapping[str, Any]) -> str:
-    """Return a digest of a layer: of its files and their properties, its labels, and the id of the
-    layer below.
-    """
-    digest = hashlib.sha256(repr((below, sorted(labels.items()))).encode())
-    for path, found in _walk(files):
-        digest.update(repr((path, found.st_mode, found.st_uid, found.st_gid)).encode())
-        if stat.S_ISREG(found.st_mode):
-            with (files / path).open("rb") as file:
-                digest.update(hashlib.file_digest(file, "sha256").digest())
-        elif stat.S_ISLNK(found.st_mode):
-            digest.update(str((files / path).readlink()).encode())
-    return digest.hexdigest()
-
-
-@contextmanager
-def _locked(directory: Path) -> Iterator[bool]:
-    """Lock a layer's directory, unless a launcher uses it. Yield whether it is locked."""
-    opened = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        try:
-            fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield False
-        else:
-            yield True
-    finally:
-        os.close(opened)
 
 
 def open_store() -> DirectoryStore:

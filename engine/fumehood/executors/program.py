@@ -224,9 +224,8 @@ def _outcome(
             + (state_words(ending) if session_id is not None else ())
             + tuple(warning for share in shares for warning in share.warnings)
         ),
-        sandbox={
-            name: value for share in reversed(shares) for name, value in share.sandbox.items()
-        },
+        sandbox={name: value for share in reversed(shares) for name, value in share.sandbox.items()}
+        | ({} if ending.grade is None else {"grade": ending.grade}),
         kept=tuple(share.kept for share in shares if share.kept is not None),
         max_data_bytes=MAX_DATA_BYTES,
         cuts=tuple(stream.cut for stream in kept.values() if stream.cut is not None),

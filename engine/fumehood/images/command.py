@@ -75,7 +75,9 @@ def build_images(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Build missing or outdated images. Without `--base` this needs root and mmdebstrap."""
+    """Build missing or outdated images. Without `--base`, this needs mmdebstrap, and either root or
+    the package uidmap.
+    """
     started = time.time()
     config = read_config()
     own, of_languages = config.own_images, config.container.images.model_dump().values()

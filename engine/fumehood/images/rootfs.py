@@ -1,9 +1,9 @@
 """Makes the root file system of an image as a tar file, with `mmdebstrap`.
 
-Host side. `mmdebstrap` needs root. A store can also make a root file system from an existing image
-(`ImageStore.root_from_base`), which needs a network. Both install the same packages, and then run
-the script `finish` of the image's recipe. Invariant: only the recipe determines which files of this
-host are copied into the file system.
+Host side. `mmdebstrap` needs root, or the sub-ids of an ordinary user. A store can also make a root
+file system from an existing image (`ImageStore.root_from_base`), which needs a network. Both
+install the same packages, and then run the script `finish` of the image's recipe. Invariant: only
+the recipe determines which files of this host are copied into the file system.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ def make_root(recipe: Recipe, target: Path, on_step: OnStep) -> None:
     Raises:
         ImageBuildError: a step failed. The message names the remedy.
     """
-    if os.geteuid() != 0:
+    if os.geteuid() != 0 and shutil.which("newuidmap") is None:
         raise ImageBuildError(
-            "Making a root file system needs root.",
-            "Run it as root, or name a base: fumehood images build NAME --base REF@DIGEST",
+            "Making a root file system needs root or, for an ordinary user, the program newuidmap.",
+            "apt-get install uidmap, or name a base: fumehood images build NAME --base REF@DIGEST",
         )
     program = shutil.which("mmdebstrap")
     if program is None:
@@ -61,8 +61,12 @@ def make_root(recipe: Recipe, target: Path, on_step: OnStep) -> None:
     # mmdebstrap runs some steps as another user, who needs access to the files in this directory.
     target.parent.chmod(0o711)
     command = [
-        program, "--variant=minbase", "--mode=root", "--format=tar",
+        program, "--variant=minbase", f"--mode={'root' if os.geteuid() == 0 else 'unshare'}",
+        "--format=tar",
         f"--include={','.join(recipe.packages)}",
+        # `finish` removes apt's lists and its configuration. Without the latter, mmdebstrap's own
+        # cleaning would remove the lists of this host.
+        "--skip=cleanup/apt",
         # The script `finish` removes unneeded files, because mmdebstrap's own path filter is
         # slower.
         *([f"--hook-dir={MERGED_USR}"] if MERGED_USR.is_dir() else []),

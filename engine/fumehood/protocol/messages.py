@@ -39,6 +39,10 @@ class GuestReady(StrictFrame):
     op: str
     enforces: dict[str, bool]
     faults: tuple[str, ...] = Field(strict=False)
+    watched: tuple[str, ...] = Field(default=(), strict=False)
+    """The limits that the guest enforces by looking at them from time to time, because the
+    operating system does not enforce them.
+    """
     streams: tuple[str, ...] = Field(default=(), strict=False)
     """The kinds of streams that the guest supports."""
 

@@ -16,6 +16,7 @@ from fumehood.core.limits import (
     MIN_CPUS,
     MIN_DISK_MB,
     MIN_JAIL_MB,
+    Grade,
     WallLimits,
 )
 from fumehood.core.names import IMAGE_NAME
@@ -195,6 +196,10 @@ class ContainerSettings(BaseModel):
     images: LanguageImages = LanguageImages()
     runtime: str | None = Field(default=None, pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")
     """Name of the OCI runtime. None means Docker's default runtime."""
+    least_grade: Grade = Grade.NAMESPACES
+    """The weakest grade of containers that is used. With `watched`, programs also run on a host
+    that does not limit memory and CPU time, where the guest watches them.
+    """
     timeout_seconds: float = Field(default=30, gt=0, le=600)
     max_timeout_seconds: float = Field(default=600, gt=0, le=600)
     cpu_seconds: float | None = Field(default=None, gt=0)

@@ -23,7 +23,7 @@ from fumehood.core.errors import EndedBy, SandboxUnavailable
 from fumehood.core.fair_share import FairShare, Lack
 from fumehood.core.identity import TrustDomain
 from fumehood.core.json_types import JsonObject
-from fumehood.core.limits import Limit, Limits, WallLimits, least_limits
+from fumehood.core.limits import Grade, Limit, Limits, WallLimits, least_limits
 from fumehood.core.session import FileKind, SessionHome, SessionRecord, SessionState
 from fumehood.protocol.messages import GuestEnding
 from fumehood.sandbox.streams import Stream, StreamEnd
@@ -180,6 +180,8 @@ class RunEnding:
     """A clause that says why the files of a durable session were not saved after the run."""
     variables_bytes: int | None = None
     """Memory of the process that keeps the variables, in bytes."""
+    grade: Grade | None = None
+    """How strongly the container held the program."""
     node: str | None = None
     """The name of the node on which the program ran, if the engine has nodes."""
     is_node_lost: bool = False
@@ -225,6 +227,10 @@ class WallStatus:
     is_ready: bool
     """Whether the wall would serve a call now."""
     is_in_use: bool = True
+    grade: Grade | None = None
+    """How strongly containers hold their programs. None if the wall has no containers, or has
+    started none.
+    """
     faults: tuple[str, ...] = ()
     """Why the wall is not ready, in words for the operator."""
     remedy: str = ""

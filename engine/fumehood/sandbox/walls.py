@@ -196,6 +196,7 @@ class EngineWalls:
                 ready=wall["ready"],
                 enforced=tuple(wall["enforced"]),
                 missing=tuple(wall["missing"]),
+                grade=wall["grade"],
             )
             for name, wall in report.items()
         }
@@ -209,6 +210,7 @@ def _report(name: str, wall: Wall) -> dict[str, Any]:
         "ready": status.is_ready and not status.lacking(name),
         "essential": name in ESSENTIAL_WALLS,
         "faults": list(status.faults),
+        "grade": status.grade,
         "missing": list(status.missing_images),
         "guest_pid": status.guest_pid,
     }

@@ -108,6 +108,7 @@ def test_scorecard_document_has_the_documented_form() -> None:
         "walls": [{
             "wall": "container", "runtime": "runc", "verdict": "failed", "why": "", "cure": "",
             "seconds": 1.5, "counts": {"held": 1, "failed": 1, "untried": 0},
+            "grade": None,
         }],
     }  # fmt: skip
     assert attacks[1] == {

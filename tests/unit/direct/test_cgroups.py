@@ -63,16 +63,28 @@ def test_group_of_version_2_has_all_limits(root: Path) -> None:
 
 
 @pytest.mark.parametrize("missing", ["memory", "pids", "cpu"])
-def test_host_without_a_controller_is_refused_and_no_group_is_left(
-    root: Path, missing: str
-) -> None:
+def test_host_without_a_controller_has_no_groups(root: Path, missing: str) -> None:
     others = {"memory", "pids", "cpu"} - {missing}
     groups = of_version_1(root, *others)
-    with pytest.raises(NotLimited, match=missing):
-        groups.make("one", 1 << 20, 7, 1)
-    assert not [*root.glob("*/fumehood-x/one")]
-    (root / missing).mkdir()  # the control: with it, the same group is made
-    assert groups.make("one", 1 << 20, 7, 1).paths
+    assert groups.version == cgroups.NONE
+    assert cgroups.missing_controllers() == [missing]
+    group = groups.make("one", 1 << 20, 7, 1)
+    assert (group.paths, group.shown(), group.freeze(frozen=True)) == ({}, {}, False)
+    group.join()
+    group.kill()
+    group.remove()
+    groups.share(1)
+    groups.sweep(set())
+    groups.close()
+    assert not [*root.glob("**/fumehood-x")]
+    (root / missing).mkdir()  # the control: with it, there are groups
+    assert Groups("fumehood-x").make("one", 1 << 20, 7, 1).paths
+
+
+def test_host_of_version_2_without_a_controller_has_no_groups(root: Path) -> None:
+    of_version_2(root)
+    (root / "cgroup.controllers").write_text("cpu pids")
+    assert (Groups("x").version, cgroups.missing_controllers()) == (cgroups.NONE, ["memory"])
 
 
 def test_limit_that_cannot_be_set_leaves_no_group(

@@ -14,7 +14,6 @@ def _fit(monkeypatch: pytest.MonkeyPatch) -> None:
     """A host that has everything."""
     monkeypatch.setattr(host.os, "geteuid", lambda: 0)
     monkeypatch.setattr(host, "_kernel", lambda: (6, 1))
-    monkeypatch.setattr(host, "_missing_controllers", list)
     monkeypatch.setattr(host, "_user_namespaces", lambda: 1000)
 
 
@@ -26,7 +25,6 @@ def test_host_that_has_everything_is_fit() -> None:
     ("name", "found", "words"),
     [
         ("_kernel", lambda: (5, 10), "Linux 5.12"),
-        ("_missing_controllers", lambda: ["memory"], "memory"),
         ("_user_namespaces", lambda: 0, "disabled"),
     ],
 )
@@ -40,11 +38,53 @@ def test_missing_requirement_is_named_with_its_remedy(
     assert unfit.remedy
 
 
-def test_ordinary_user_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host.os, "geteuid", lambda: 1000)
+@pytest.fixture
+def _user(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An ordinary user who has everything."""
+    monkeypatch.setattr(host.os, "geteuid", lambda: 4242)
+    monkeypatch.setattr(host.shutil, "which", lambda program, path: f"/usr/bin/{program}")
+    monkeypatch.setattr(host.ids, "read_sub_ids", lambda path, user: (100_000, 65_536))
+    monkeypatch.setattr(host, "_read", lambda path: "")
+
+
+@pytest.mark.usefixtures("_user")
+def test_ordinary_user_with_subordinate_ids_is_fit() -> None:
+    assert host.why_unfit(None) is None
+
+
+@pytest.mark.usefixtures("_user")
+def test_missing_program_is_named_with_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host.shutil, "which", lambda program, path: None)
     unfit = host.why_unfit(None)
     assert unfit is not None
-    assert "root" in unfit.message
+    assert "newuidmap" in unfit.message
+    assert "uidmap" in unfit.remedy
+
+
+@pytest.mark.usefixtures("_user")
+def test_user_without_subordinate_ids_is_told_how_to_get_some(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def none(path: str, user: int) -> tuple[int, int]:
+        raise host.ids.NoIds(f"{path} gives this user 0 subordinate ids")
+
+    monkeypatch.setattr(host.ids, "read_sub_ids", none)
+    unfit = host.why_unfit(None)
+    assert unfit is not None
+    assert "/etc/subuid" in unfit.message
+    assert "usermod" in unfit.remedy
+
+
+@pytest.mark.usefixtures("_user")
+@pytest.mark.parametrize("sysctl", host.FORBIDDING)
+def test_sysctl_that_forbids_user_namespaces_is_named(
+    sysctl: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forbids = host.FORBIDDING[sysctl]
+    monkeypatch.setattr(host, "_read", lambda path: forbids if str(path).endswith(sysctl) else "")
+    unfit = host.why_unfit(None)
+    assert unfit is not None
+    assert sysctl.replace("/", ".") in unfit.message
 
 
 def test_oci_runtime_is_refused() -> None:

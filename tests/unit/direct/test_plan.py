@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fumehood.core.limits import MB
-from fumehood.direct.plan import FIRST_ID, IDS, plan_of, step_plan
+from fumehood.direct.plan import plan_of, step_plan
 from fumehood.direct.sandbox import DEVICES
 from fumehood.guest.core.syscalls import own_number
 from fumehood.sandbox.container.spec import MASKED_PATHS, ContainerSpec, OperatorProgram
@@ -22,7 +22,7 @@ LAYERS = [Path("/layers/a/files"), Path("/layers/b/files")]
 
 
 def test_plan_has_every_limit_of_the_specification() -> None:
-    plan = plan_of(SPEC, LAYERS, None)
+    plan = plan_of(SPEC, LAYERS, None, is_watched=False)
     assert (plan["memory_bytes"], plan["processes"], plan["cpus"]) == (544 * MB, 76, 1.5)
     assert plan["rlimits"] == {
         "CORE": 0, "FSIZE": 128 * MB, "MSGQUEUE": 0, "NOFILE": 1024, "SIGPENDING": 1024,
@@ -43,14 +43,27 @@ def test_plan_has_every_limit_of_the_specification() -> None:
     json.dumps(plan)
 
 
-def test_root_of_a_sandbox_owns_nothing_of_the_host() -> None:
-    ids = plan_of(SPEC, LAYERS, None)["ids"]
-    assert ids == [[0, FIRST_ID, IDS]]
-    assert all(outside >= 2_000_000_000 for _, outside, _ in ids)
+def test_guest_watches_the_memory_if_the_host_does_not_limit_it() -> None:
+    plans = [plan_of(SPEC, LAYERS, None, is_watched=one) for one in (False, True)]
+    assert [plan["is_watched"] for plan in plans] == [False, True]
+    assert [json.loads(plan["command"][-1])["is_watched"] for plan in plans] == [False, True]
+    # SYS_PTRACE, to see how much memory processes share.
+    assert [19 in plan["capabilities"] for plan in plans] == [False, True]
+
+
+def test_build_step_limits_itself_if_the_host_does_not() -> None:
+    new = Path("/new")
+    limits = [
+        step_plan("b", ["/bin/true"], LAYERS, upper=new, work=new, is_watched=one)["rlimits"]
+        for one in (False, True)
+    ]
+    assert [("AS" in each, "NPROC" in each) for each in limits] == [(False, False), (True, True)]
 
 
 def test_disk_takes_the_place_of_the_working_directory() -> None:
-    plan = plan_of(replace(SPEC, disk=("fumehood-disk", 1000)), LAYERS, "/dev/loop7")
+    plan = plan_of(
+        replace(SPEC, disk=("fumehood-disk", 1000)), LAYERS, "/dev/loop7", is_watched=False
+    )
     assert plan["disk"] == ["fumehood-disk", "/dev/loop7", "/workspace"]
     assert "/workspace" not in plan["tmpfs"]
     assert plan["rlimits"]["FSIZE"] == 1000 * MB
@@ -59,7 +72,7 @@ def test_disk_takes_the_place_of_the_working_directory() -> None:
 @pytest.mark.parametrize("has_network", [False, True])
 def test_program_of_the_operator_has_no_rights(has_network: bool) -> None:
     program = OperatorProgram(("/usr/bin/server", "-x"), {"KEY": "value"}, has_network)
-    plan = plan_of(replace(SPEC, program=program), LAYERS, None)
+    plan = plan_of(replace(SPEC, program=program), LAYERS, None, is_watched=False)
     assert (plan["user"], plan["capabilities"]) == (10001, [])
     assert plan["directory"] == plan["env"]["HOME"] == "/workspace"
     assert plan["env"]["KEY"] == "value"
@@ -72,11 +85,15 @@ def test_program_of_the_operator_has_no_rights(has_network: bool) -> None:
 
 def test_build_step_is_root_without_rights_and_writes_only_into_its_layer() -> None:
     plan = step_plan(
-        "build-1", ["/bin/true"], LAYERS, upper=Path("/new/files"), work=Path("/new/w")
+        "build-1",
+        ["/bin/true"],
+        LAYERS,
+        upper=Path("/new/files"),
+        work=Path("/new/w"),
+        is_watched=False,
     )
     assert plan["changes"] == ["/new/files", "/new/w"]
     assert (plan["user"], plan["capabilities"], plan["disk"]) == (0, [], None)
-    assert plan["ids"] == [[0, FIRST_ID, IDS]]
     assert 0 < plan["memory_bytes"] <= 1 << 30
 
 
@@ -92,7 +109,9 @@ def allowed_numbers(program: bytes) -> set[int]:
 
 
 def test_filter_of_a_sandbox_lets_nobody_leave_it() -> None:
-    numbers = allowed_numbers(bytes.fromhex(plan_of(SPEC, LAYERS, None)["filter"]))
+    numbers = allowed_numbers(
+        bytes.fromhex(plan_of(SPEC, LAYERS, None, is_watched=False)["filter"])
+    )
     assert own_number("setresuid") in numbers  # the guest changes the user of its children
     refused = {
         "ptrace": 101, "mount": 165, "umount2": 166, "pivot_root": 155, "chroot": 161, "setns": 308,

@@ -36,9 +36,20 @@ def test_root_build_reports_its_steps_and_uses_the_recipe(fake: Path, tmp_path: 
     rootfs.make_root(read_recipe("python"), tmp_path / "root.tar", steps.append)
     assert steps == ["running apt-get update", "downloading packages with apt"]
     arguments = (tmp_path / "arguments").read_text().splitlines()
-    assert "--variant=minbase" in arguments
+    assert {"--variant=minbase", "--mode=root"} <= {*arguments}
+    # mmdebstrap's own cleaning would remove apt's lists of the host, because `finish` has removed
+    # the configuration that says otherwise.
+    assert "--skip=cleanup/apt" in arguments
     assert f"--include={','.join(read_recipe('python').packages)}" in arguments
     assert arguments[-2:] == ["bookworm", str(tmp_path / "root.tar")]
+
+
+def test_root_build_of_an_ordinary_user_uses_subordinate_ids(
+    fake: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    rootfs.make_root(read_recipe("python"), tmp_path / "root.tar", lambda step: None)
+    assert "--mode=unshare" in (tmp_path / "arguments").read_text().splitlines()
 
 
 def test_interrupted_build_leaves_no_process(fake: Path, tmp_path: Path) -> None:
@@ -60,7 +71,7 @@ def test_interrupted_build_leaves_no_process(fake: Path, tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("user", "fault", "remedy"),
     [
-        (1000, "needs root", "--base"),
+        (1000, "needs root", "uidmap"),
         (0, "mmdebstrap is not installed", "apt-get install mmdebstrap"),
     ],
 )

@@ -164,7 +164,7 @@ def preload(config: dict[str, Any], *, thin: bool) -> Callable[[], None]:
         resource.setrlimit(which, (value, value))
     # Once, and not in each child: children inherit the filter, and installing it takes a while.
     kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
-    seccomp.install(build_container_filter())
+    seccomp.install(build_container_filter(is_watched=config["is_watched"]))
 
     def prepare() -> None:
         try:

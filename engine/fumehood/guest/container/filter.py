@@ -22,6 +22,7 @@ handle.
 from __future__ import annotations
 
 import fcntl
+import mmap
 import signal
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
@@ -109,13 +110,29 @@ them.
 """
 
 
-def build_container_filter(machine: str | None = None) -> bytes:
+_SHARED_WITHOUT_FILE = mmap.MAP_SHARED | mmap.MAP_ANONYMOUS
+
+UNCOUNTED: Mapping[str, Sequence[seccomp.Instruction]] = MappingProxyType(
+    {
+        "memfd_create": [seccomp.refuse(ENOSYS)],
+        "mmap": seccomp.allow_without_all_bits(3, _SHARED_WITHOUT_FILE, seccomp.refuse()),
+    }
+)
+"""System calls for memory that belongs to no process and no file. They are refused if the memory of
+programs is watched (`watch`), because it would not be found.
+"""
+
+
+def build_container_filter(machine: str | None = None, *, is_watched: bool = False) -> bytes:
     """Return the system-call filter of a container's programs for a machine's architecture, as
-    bytes for `seccomp.install`. If `machine` is None, the filter is for this machine.
+    bytes for `seccomp.install`. If `machine` is None, the filter is for this machine. `is_watched`
+    says that no control group limits the memory.
 
     Raises:
         OSError: the machine's architecture is not supported.
     """
     rules = {**DECIDED, **{name: [seccomp.allow()] for name in ALLOWED}}
+    if is_watched:
+        rules |= UNCOUNTED
     newer = seccomp.refuse_greater(HIGHEST_KNOWN, ENOSYS)
     return seccomp.build(machine, rules, *newer, seccomp.refuse())

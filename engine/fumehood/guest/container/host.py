@@ -125,16 +125,24 @@ class Host:
         except OSError:
             self._lose()
 
-    def ready(self, enforces: dict[str, bool], faults: list[str], streams: list[str]) -> None:
+    def ready(
+        self,
+        enforces: dict[str, bool],
+        faults: list[str],
+        streams: list[str],
+        watched: list[str],
+    ) -> None:
         """Report that the container is ready. `enforces` says for each limit whether it holds,
         `faults` are the reasons why the container is unusable, if any, and `streams` are the kinds
-        of streams that it supports.
+        of streams that it supports. `watched` are the limits that the guest enforces by looking at
+        them from time to time.
         """
-        self.send({"op": "ready", "enforces": enforces, "faults": faults, "streams": streams})
+        words = {"enforces": enforces, "faults": faults, "streams": streams, "watched": watched}
+        self.send({"op": "ready", **words})
 
     def fail(self, why: str) -> NoReturn:
         """Report `why` to the host as the container's fault, and end this container."""
-        self.ready({}, [why[:200]], [])
+        self.ready({}, [why[:200]], [], [])
         end()
 
     @staticmethod

@@ -329,7 +329,7 @@ def _seal(config: dict[str, Any], stdin: int, stdout: int, report: int) -> None:
     for which, value in config["limits"]:
         resource.setrlimit(which, (value, value))
     kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
-    seccomp.install(the_filter())
+    seccomp.install(the_filter(is_watched=config["is_watched"]))
     kernel.volunteer_for_oom()
     # This process has a copy of the supervisor's memory. After the change of user it cannot be
     # dumped until it becomes the program.

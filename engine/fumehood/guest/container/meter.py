@@ -165,7 +165,7 @@ class Meter:
             return None
         after = self.read()
         if before.cpu_ns is None or after.cpu_ns is None:
-            return run.reaped_cpu_ns / 1e6 if run.status is not None else None
+            return self._own_cpu_ms(run)
         own_ns = after.own_cpu_ns - before.own_cpu_ns
         return max(0.0, (after.cpu_ns - before.cpu_ns - own_ns) / 1e6)
 
@@ -179,7 +179,7 @@ class Meter:
         before = run.before.peak_bytes if run.before is not None else None
         if ended_by == "memory" and peak and peak > (before or 0):
             return peak
-        return run.largest_bytes or None
+        return max(run.largest_bytes, run.watched_bytes) or None
 
     def has_refused_processes(self, run: Run) -> bool:
         """Return whether the operating system has refused to start a process since the run

@@ -66,15 +66,19 @@ class Registered:
         selector: selectors.BaseSelector,
         limits: Callable[[], list[tuple[int, int]]],
         before_start: Callable[[], None],
+        *,
+        is_watched: bool,
     ) -> None:
         """`host` is the connection to the host, and `selector` watches the keepers' sockets.
         `limits` returns the resource limits of a registered process, each as its RLIMIT constant
-        and its value. `before_start` is called before a registered process is started.
+        and its value. `before_start` is called before a registered process is started. `is_watched`
+        says that no control group limits the memory.
         """
         self._host = host
         self._selector = selector
         self._limits = limits
         self._before_start = before_start
+        self._is_watched = is_watched
         self._all: dict[str, _Process] = {}
         """Name → registered process, in the order of their starts."""
         self._keepers: dict[int, _Process] = {}
@@ -198,10 +202,10 @@ class Registered:
         if sum(one.state != "ended" for one in self._all.values()) >= MAX_PROCESSES:
             raise Refused("invalid", f"{MAX_PROCESSES} processes of this session run already.")
         self._before_start()
-        the_filter()  # built once, and not in each keeper
+        the_filter(is_watched=self._is_watched)  # built once, and not in each keeper
         ours, theirs = socket.socketpair()
         ring = Ring()
-        config = {"limits": self._limits()}
+        config = {"limits": self._limits(), "is_watched": self._is_watched}
         try:
             pid = os.fork()
         except OSError as error:

@@ -119,6 +119,8 @@ class Run:
     """Whether registered processes existed at any time during the run."""
     reaped_cpu_ns: int = 0
     largest_bytes: int = 0
+    watched_bytes: int = 0
+    """The most memory that the programs were seen to use, if it is watched."""
     limits_hit: set[str] = field(default_factory=set)
 
 

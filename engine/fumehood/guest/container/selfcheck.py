@@ -16,6 +16,7 @@ from fumehood.guest.container.meter import Counters
 from fumehood.guest.container.processes import USER_ID
 from fumehood.guest.container.run import Measures, Run
 from fumehood.guest.container.walk import WORKSPACE
+from fumehood.guest.container.watch import Watch, memory_of
 from fumehood.guest.container.workspace import Mounts
 from fumehood.guest.core import children
 from fumehood.guest.core.children import field
@@ -37,10 +38,14 @@ class SelfCheck:
     called the probe. `result` returns the findings.
     """
 
-    def __init__(self, config: dict[str, Any], counters: Counters, mounts: Mounts) -> None:
+    def __init__(
+        self, config: dict[str, Any], counters: Counters, mounts: Mounts, watch: Watch
+    ) -> None:
         self._config = config
         self._counters = counters
         self._mounts = mounts
+        self._watch = watch
+        self._sees_memory = False
         self._sealed: bool | None = None
         self._held: dict[str, bool] = {}
         self._limits: dict[str, int] = {}
@@ -58,6 +63,8 @@ class SelfCheck:
         self._held = claim.get("probe", {})
         self._sealed = _is_sealed(pid)
         self._limits = claim.get("limits", {})
+        own = memory_of(children.status(pid))
+        self._sees_memory = own > 0 and self._watch.look().threads > 0
 
     def result(self, run: Run, after: Measures) -> tuple[dict[str, bool], list[str]]:
         """Return two values. The first maps the name of each limit to True if the limit is
@@ -75,12 +82,11 @@ class SelfCheck:
         ]
         was_killed = run.killed_for == "wall_time"
         memory_bytes = int(self._config["memory_bytes"])
-        seen = self._counters.memory_limit
         enforces = {
             "wall_time": was_killed,
             "output": was_killed,  # enforced by the same kill
             "cpu_time": was_killed and (after.cpu_ns is not None or run.reaped_cpu_ns > 0),
-            "memory": seen is None or seen <= memory_bytes + int(self._config["guest_bytes"]),
+            "memory": self._limits_memory(memory_bytes),
             "processes": self._limits_processes(),
             "files": _root_is_read_only(),
             "network": _has_only_loopback(),
@@ -91,6 +97,16 @@ class SelfCheck:
             "disk": self._limits_disk(memory_bytes),
         }
         return enforces, faults
+
+    def _limits_memory(self, memory_bytes: int) -> bool:
+        """Return whether the memory of the container is limited. `memory_bytes` is the limit of
+        programs. If the operating system does not show the container's limit, as on old gVisor, the
+        host has made sure of it.
+        """
+        if self._config["is_watched"]:
+            return self._sees_memory
+        seen = self._counters.memory_limit
+        return seen is None or seen <= memory_bytes + int(self._config["guest_bytes"])
 
     def _limits_processes(self) -> bool:
         limit = self._counters.process_limit or self._limits.get("Max processes", 0)

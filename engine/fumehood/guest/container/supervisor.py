@@ -52,6 +52,7 @@ from fumehood.guest.container.streams import Place, Streams
 from fumehood.guest.container.takeover import Takeover
 from fumehood.guest.container.trees import Trees
 from fumehood.guest.container.walk import WORKSPACE
+from fumehood.guest.container.watch import Watch
 from fumehood.guest.container.workspace import Mounts
 from fumehood.guest.container.zygote import Notice, run_zygote
 from fumehood.guest.core import children, kernel
@@ -87,13 +88,19 @@ CAPABILITIES = 1 << 5 | 1 << 6 | 1 << 7
 """
 
 
+SEES_MEMORY = 1 << 19
+"""The capability SYS_PTRACE, with which the supervisor sees how much memory processes share. The
+system calls that it also permits are refused to the whole container.
+"""
+
+
 def supervise(config: dict[str, Any]) -> None:
     """Run the supervisor of this container until the host closes the channel. The channel is this
     process's standard input and output. `config` has the host's settings for the container, such as
     its limits.
     """
     kernel.empty_bounding_set()
-    kernel.keep_capabilities(CAPABILITIES)
+    kernel.keep_capabilities(CAPABILITIES | (SEES_MEMORY if config["is_watched"] else 0))
     kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)
     kernel.prctl(kernel.PR_SET_DUMPABLE, 0)
     has_fat = bool(read_image().preload)
@@ -163,8 +170,20 @@ class Supervisor:
         )
         self._standby = Standby(self._pools.thin.take, self._limit)
         self._registered = Registered(
-            self._host, self._selector, partial(self._limits, config), self._standby.end
-        )
+            self._host, self._selector, partial(self._limits, config), self._standby.end,
+            is_watched=config["is_watched"],
+        )  # fmt: skip
+        self._watch = Watch(self._mounts.emptied, int(config["memory_bytes"]))
+        self._is_watched = bool(config["is_watched"])
+        self._watched = ["cpu_time", "memory"] if self._is_watched else []
+        """The names of the limits that this process enforces by looking at them from time to time.
+        The others are enforced by the operating system.
+        """
+        """Whether no control group limits the memory of the programs, so that this process
+        watches it.
+        """
+        self._look_at = 0.0
+        """Time of the next look at the memory."""
         self._meter = Meter(
             self._counters,
             lambda: (*self._pools.zygote_pids, *self._pools.pids),
@@ -177,7 +196,7 @@ class Supervisor:
         self._streams = Streams(Place(self._host, self._selector, self._write, self._stop))
         self._reporter = Reporter(self._host, self._meter, self._chain, thin.pid)
         self._check: selfcheck.SelfCheck | None = selfcheck.SelfCheck(
-            config, self._counters, self._mounts
+            config, self._counters, self._mounts, self._watch
         )
 
     # -- the loop ---------------------------------------------------------------
@@ -298,7 +317,7 @@ class Supervisor:
         self._host.dismiss(former)
 
     def _greet(self) -> None:
-        self._host.ready(self._enforces, [], self._streams.kinds)
+        self._host.ready(self._enforces, [], self._streams.kinds, self._watched)
         self._registered.tell()
 
     def _write(self, run: Run, data: bytes) -> None:
@@ -673,7 +692,7 @@ class Supervisor:
         if why is not None:
             faults = [why, *faults]
         self._enforces = enforces
-        self._host.ready(enforces, faults, self._streams.kinds)
+        self._host.ready(enforces, faults, self._streams.kinds, self._watched)
 
     def _unwatch(self, descriptor: int) -> None:
         if descriptor >= 0 and descriptor in self._selector.get_map():
@@ -759,6 +778,8 @@ class Supervisor:
         if self._output_due is not None:
             times.append(self._output_due)
         run = self._run
+        if self._is_watched and (run is not None or self._registered.pids):
+            times.append(self._look_at)
         if run is not None and run.child is not None and run.killed_for is not None:
             times.append(run.look_at)
         if run is not None and run.child is not None and run.killed_for is None:
@@ -788,6 +809,9 @@ class Supervisor:
         if run is None:
             self._check_idle_time(now)
         self._watch_chain(run, now)
+        if self._is_watched and now >= self._look_at:
+            self._look_at = now + MEMORY_LOOK_S
+            self._watch_memory(run)
         if run is None or run.child is None:
             return
         if self._output_due is not None and now >= self._output_due:
@@ -804,6 +828,20 @@ class Supervisor:
             self._stop(run, "wall_time")
         elif _has_cpu_limit(run) and self._meter.left_cpu_s(run) <= 0:
             self._stop(run, "cpu_time")
+
+    def _watch_memory(self, run: Run | None) -> None:
+        """If the programs together use too much memory, stop `run` for this reason. If there is no
+        run, end the container.
+        """
+        use = self._watch.look()
+        if run is not None:
+            run.watched_bytes = max(run.watched_bytes, use.memory_bytes)
+            if use.threads >= self._max_processes:
+                run.limits_hit.add("processes")
+        if self._watch.is_too_much(use):
+            if run is None:
+                self._fail("memory ran out between two runs")
+            self._stop(run, "memory")
 
     def _look_at_killed(self, run: Run, pid: int, now: float) -> None:
         """Check whether a killed run is over although no zygote has reported its end. `pid` is the

@@ -165,6 +165,8 @@ class Channel(Receiver):
         self.why = ""
         """A clause that says why the channel has ended. Empty while the channel is open."""
         self.enforced: frozenset[Limit] = frozenset()
+        self.watched: tuple[str, ...] = ()
+        """The limits that the guest enforces by looking at them from time to time."""
         self.faults: tuple[str, ...] = ()
         self._kinds: frozenset[str] = frozenset()
         """The kinds of streams that the guest supports."""
@@ -368,6 +370,7 @@ class Channel(Receiver):
             if self.ready.is_set():
                 raise FrameError("it was ready before")
             self.enforced, self.faults = frame.enforced, frame.faults
+            self.watched = frame.watched
             self._kinds = frozenset(frame.streams)
             self.ready.set()
         elif isinstance(frame, ContainerAnswer):

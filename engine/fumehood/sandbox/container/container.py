@@ -15,10 +15,10 @@ import anyio
 
 from fumehood.core.errors import EndedBy
 from fumehood.core.json_types import JsonObject
-from fumehood.core.limits import Limit, Limits
+from fumehood.core.limits import Grade, Limit, Limits
 from fumehood.sandbox.container.channel import STREAM_ENDED, Channel
 from fumehood.sandbox.container.runtime import LimitsRefused, Runtime, RuntimeFault, Streams
-from fumehood.sandbox.container.spec import ContainerSpec
+from fumehood.sandbox.container.spec import ContainerSpec, grade_of
 from fumehood.sandbox.wall import RunEnding, RunSinks
 
 START_DEADLINE_S = 20.0
@@ -78,6 +78,15 @@ class LimitsNotEnforced(ContainerFailed):
             self.message = f"Containers on this host lack a required limit: {names}."
 
 
+class GradeTooLow(LimitsNotEnforced):
+    """The container holds programs less strongly than the operator demands."""
+
+    def __init__(self, grade: Grade, least: Grade) -> None:
+        super().__init__((f"its grade is {grade}, not {least}",), frozenset())
+        self.message = f"Containers on this host have the grade {grade}, not {least}."
+        self.remedy = f'Run the engine as root, or set container.least_grade to "{grade}".'
+
+
 class Container(Channel):
     """A running container, and the channel to its guest. Create it with `start`, or with
     `take_over` if it already runs.
@@ -85,8 +94,9 @@ class Container(Channel):
     The caller of `start` must remove the container, even if `start` fails.
     """
 
-    def __init__(self, runtime: Runtime, name: str, image_id: str) -> None:
+    def __init__(self, runtime: Runtime, name: str, image_id: str, grade: Grade) -> None:
         super().__init__()
+        self._grade = grade
         self._runtime = runtime
         self._id = ""
         self._examined = asyncio.Event()
@@ -100,6 +110,11 @@ class Container(Channel):
         which is never cleared, proves nothing about later runs.
         """
 
+    @property
+    def grade(self) -> Grade:
+        """How strongly the container holds its programs. It is known when the guest is ready."""
+        return Grade.WATCHED if self.watched else self._grade
+
     @classmethod
     async def start(
         cls,
@@ -107,20 +122,23 @@ class Container(Channel):
         spec: ContainerSpec,
         *,
         required: frozenset[Limit],
+        least: Grade = Grade.NAMESPACES,
         ready_s: float = START_DEADLINE_S,
     ) -> Container:
         """Create a container, attach to its streams, start it, and wait at most `ready_s` seconds
-        until its guest is ready. `required` are the limits that the container must enforce.
+        until its guest is ready. `required` are the limits that the container must enforce, and
+        `least` is the grade that it must have.
 
         Raises:
             RuntimeFault: the runtime failed.
             ContainerFailed: the guest failed.
-            LimitsNotEnforced: the runtime or the host does not enforce a required limit.
+            LimitsNotEnforced: the runtime or the host does not enforce a required limit, or the
+                grade is too low.
         """
-        container = cls(runtime, spec.name, spec.image_id)
+        container = cls(runtime, spec.name, spec.image_id, grade_of(spec.runtime))
         try:
             container._id, streams = await runtime.launch(spec)
-            await container._connect(streams, required, ready_s)
+            await container._connect(streams, required, least, ready_s)
         except BaseException as error:
             container.end("it did not start")
             if isinstance(error, LimitsRefused):
@@ -130,7 +148,15 @@ class Container(Channel):
 
     @classmethod
     async def take_over(
-        cls, runtime: Runtime, name: str, image_id: str, *, required: frozenset[Limit], epoch: int
+        cls,
+        runtime: Runtime,
+        name: str,
+        image_id: str,
+        *,
+        grade: Grade,
+        required: frozenset[Limit],
+        least: Grade,
+        epoch: int,
     ) -> Container:
         """Connect to the running container of a session that an earlier engine has left, and return
         the container. If a run is still in progress, the guest cancels it. `name` is the
@@ -143,18 +169,20 @@ class Container(Channel):
             ContainerFailed: the guest failed, or has refused because it already knows an epoch that
                 is not lower than `epoch`.
         """
-        container = cls(runtime, name, image_id)
+        container = cls(runtime, name, image_id, grade)
         container._id = name
         container._is_kept = True  # the guest reports at once how many processes run
         try:
             streams = await runtime.take_over(name, epoch)
-            await container._connect(streams, required, TAKEOVER_DEADLINE_S)
+            await container._connect(streams, required, least, TAKEOVER_DEADLINE_S)
         except BaseException:
             container.end("it was not taken over")
             raise
         return container
 
-    async def _connect(self, streams: Streams, required: frozenset[Limit], ready_s: float) -> None:
+    async def _connect(
+        self, streams: Streams, required: frozenset[Limit], least: Grade, ready_s: float
+    ) -> None:
         """Connect the channel to the guest's streams, and wait at most `ready_s` seconds until the
         guest is ready.
         """
@@ -170,6 +198,8 @@ class Container(Channel):
             said = [f"{limit.value} is not enforced" for limit in sorted(missing)]
             faults = map(self._in_words, self.faults)
             raise LimitsNotEnforced((*faults, *said), self.enforced, missing)
+        if not self.grade.is_at_least(least):
+            raise GradeTooLow(self.grade, least)
 
     def _in_words(self, fault: str) -> str:
         said = self.complaint.strip()
@@ -206,7 +236,7 @@ class Container(Channel):
         self.ran_out_of_memory = self.ran_out_of_memory or (
             ending.ended_by is EndedBy.MEMORY or Limit.MEMORY.value in ending.limits_hit
         )
-        return ending
+        return replace(ending, grade=self.grade)
 
     async def until_examined(self) -> None:
         """Wait until the reason for the container's end is known. Until then, the container must

@@ -14,6 +14,7 @@ from fumehood.core.limits import (
     CONTAINER_OPEN_FILES,
     CONTAINER_PROCESSES,
     MB,
+    Grade,
     container_writable_mb,
 )
 from fumehood.sandbox.settings import GUEST_MB
@@ -140,16 +141,22 @@ class ContainerSpec:
 
     @property
     def is_gvisor(self) -> bool:
-        """Whether the runtime is gVisor. This is recognized by the runtime's registered name,
-        `runsc` or `runsc-…`.
-        """
-        return self.runtime is not None and self.runtime.split("-")[0] == "runsc"
+        """Whether the runtime is gVisor."""
+        return grade_of(self.runtime) is Grade.KERNEL
 
     @property
     def writable_mb(self) -> dict[str, int]:
         """Path of each writable file system → its size in MB."""
         sizes = container_writable_mb(self.memory_mb)
         return {**sizes, **({WORKSPACE: self.disk[1]} if self.disk is not None else {})}
+
+
+def grade_of(runtime: str | None) -> Grade:
+    """Return the grade of containers that the OCI runtime with this registered name starts, if all
+    limits are enforced. The name of gVisor is `runsc` or `runsc-…`.
+    """
+    is_gvisor = runtime is not None and runtime.split("-")[0] == "runsc"
+    return Grade.KERNEL if is_gvisor else Grade.NAMESPACES
 
 
 def guest_config(spec: ContainerSpec) -> JsonObject:
@@ -165,6 +172,7 @@ def guest_config(spec: ContainerSpec) -> JsonObject:
         "processes": CONTAINER_PROCESSES,
         "fsize_bytes": spec.writable_mb[WORKSPACE] * MB,
         "disk_bytes": spec.disk[1] * MB if spec.disk is not None else 0,
+        "is_watched": False,
     }
 
 

@@ -37,7 +37,7 @@ import anyio
 
 from fumehood.core.errors import SandboxUnavailable
 from fumehood.core.json_types import JsonObject
-from fumehood.core.limits import Limit
+from fumehood.core.limits import Grade, Limit
 from fumehood.sandbox.container.additions import PLUS, Additions
 from fumehood.sandbox.container.container import (
     START_DEADLINE_S,
@@ -63,6 +63,7 @@ from fumehood.sandbox.container.spec import (
     LABEL_OWNER,
     ContainerSpec,
     OperatorProgram,
+    grade_of,
 )
 from fumehood.sandbox.settings import ContainerSettings, EngineIdentity
 from fumehood.sandbox.wall import (
@@ -229,6 +230,8 @@ class ContainerSupply:
         """The limits that the last container enforced, even if a required one was not among
         them.
         """
+        self.grade: Grade | None = None
+        """How strongly the last container holds its programs."""
         self.lacking: LimitsNotEnforced | None = None
         """The error, if the last container did not enforce a required limit, otherwise None."""
         self.unsettled: set[str] = set()
@@ -415,7 +418,7 @@ class ContainerSupply:
             raise try_later(
                 f"No container could be started. {trouble.message} {trouble.remedy}"
             ) from None
-        self.seen, self.lacking = container.enforced, None
+        self.seen, self.lacking, self.grade = container.enforced, None, container.grade
         took_ms = round((time.monotonic() - began) * 1e3)
         started = {"name": container.name, "image": kind.image, "memory_mb": kind.memory_mb}
         self._on_event("container.started", {**started, "ms": took_ms})
@@ -428,6 +431,7 @@ class ContainerSupply:
                 self._runtime,
                 spec,
                 required=self.required,
+                least=self._settings.least_grade,
                 ready_s=self._making.start_deadline_s,
             )
         except BaseException:
@@ -486,7 +490,13 @@ class ContainerSupply:
                 await self._runtime.unpause(name)
             async with self._takeovers:
                 container = await Container.take_over(
-                    self._runtime, name, state.image_id, required=self.required, epoch=epoch
+                    self._runtime,
+                    name,
+                    state.image_id,
+                    grade=grade_of(oci),
+                    required=self.required,
+                    least=self._settings.least_grade,
+                    epoch=epoch,
                 )
             container.keep(epoch, self._making.orphan_s)
             return container

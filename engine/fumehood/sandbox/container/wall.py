@@ -226,6 +226,7 @@ class ContainerWall(HasImages):
             enforced & supply.seen,
             is_ready=supply.has_any and trouble is None,
             is_in_use=self._is_in_use,
+            grade=supply.grade,
             faults=(trouble.message,) if trouble is not None else (),
             remedy=f"{trouble.message} {trouble.remedy}" if trouble and not enforced else "",
             heals=trouble is None or trouble.heals,

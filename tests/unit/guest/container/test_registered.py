@@ -27,7 +27,9 @@ class SilentHost:
 def test_message_of_a_keeper_that_was_reaped_in_the_same_turn_is_no_fault() -> None:
     """The signal of its death was first among the events of one turn, its last message second."""
     with selectors.DefaultSelector() as selector:
-        registered = Registered(SilentHost(), selector, list, lambda: None)  # type: ignore[arg-type]
+        registered = Registered(  # type: ignore[arg-type]
+            SilentHost(), selector, list, lambda: None, is_watched=False
+        )
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
         process = _Process("a", KEEPER, ours, Ring(), 0.0)

@@ -18,7 +18,7 @@ from fumehood.core.errors import (
     InternalError,
     SandboxUnavailable,
 )
-from fumehood.core.limits import Limit, Limits
+from fumehood.core.limits import Grade, Limit, Limits
 from fumehood.docker.streams import DockerStreams
 from fumehood.protocol import framing
 from fumehood.protocol.container_frames import PART_CHARACTERS
@@ -544,7 +544,10 @@ class _Docker:
 
 async def take_over(docker: Any) -> Container:
     with anyio.fail_after(120):
-        return await Container.take_over(docker, "name", "id", required=frozenset(Limit), epoch=2)
+        return await Container.take_over(
+            docker, "name", "id", grade=Grade.NAMESPACES, required=frozenset(Limit),
+            least=Grade.NAMESPACES, epoch=2,
+        )  # fmt: skip
 
 
 async def test_guest_that_was_ready_before_its_stream_was_there_is_taken_over() -> None:

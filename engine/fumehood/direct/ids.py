@@ -1,0 +1,177 @@
+"""The user ids of sandboxes, and the user namespace of an ordinary user's launcher.
+
+Host side, standard library only. The root of a sandbox is never a user of the host who owns
+anything. If the launcher is root, it is a user whom nobody else is. If an ordinary user runs the
+launcher, it is one of the subordinate ids (sub-ids) that the host's administrator gave to this
+user. The launcher then first enters a user namespace in which it is root. *Source*:
+user_namespaces(7), subuid(5).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import pwd
+import subprocess
+
+from fumehood.direct import sandbox
+
+FIRST_ID, IDS = 2_000_000_000, 65_536
+"""The first user and group id of sandboxes if the launcher is root on the host, and their number.
+Neither the ranges that `useradd` gives to users nor those of systemd include them. *Source*:
+systemd, UIDS-GIDS.md.
+"""
+
+LEAST_IDS = 16_384
+"""Minimum number of ids. Programs run as the user 10,001."""
+
+MAPPERS = (("newuidmap", "/etc/subuid"), ("newgidmap", "/etc/subgid"))
+"""The programs that map sub-ids into a user namespace, and the files that list the sub-ids."""
+
+NS_GET_PARENT = 0xB702
+"""Request to a namespace: return a descriptor of the namespace above it. *Source*: ioctl_ns(2)."""
+
+PATH = "/usr/bin:/bin:/usr/sbin:/sbin:/usr/local/bin"
+"""Where these programs are searched."""
+
+
+class NoIds(Exception):
+    """There are too few user ids for sandboxes. The message says why."""
+
+
+def read_sub_ids(path: str, user: int) -> tuple[int, int]:
+    """Return the largest range of sub-ids that the file `path` gives to a user: the first id and
+    the number of ids. Raises NoIds if there is no range with `LEAST_IDS` ids.
+    """
+    names = {str(user)}
+    with contextlib.suppress(KeyError):
+        names.add(pwd.getpwuid(user).pw_name)
+    found = [(0, 0)]
+    for line in _lines(path):
+        name, _, rest = line.strip().partition(":")
+        first, _, count = rest.partition(":")
+        if name in names and first.isdigit() and count.isdigit():
+            found.append((int(count), int(first)))
+    most, start = max(found)
+    if most < LEAST_IDS:
+        raise NoIds(f"{path} gives this user {most} subordinate ids, and {LEAST_IDS} are needed")
+    return start, min(most, IDS)
+
+
+def join_user_namespace(pid: int) -> None:
+    """Move this process, which an ordinary user runs, into the user namespace of the launcher that
+    has started the sandbox with the first process `pid`. Only there, it can act for the sandbox.
+
+    Raises:
+        OSError: the sandbox has ended.
+    """
+    own = os.open(f"/proc/{pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        parent = fcntl.ioctl(own, NS_GET_PARENT)
+    finally:
+        os.close(own)
+    try:
+        sandbox.join(parent, sandbox.CLONE_NEWUSER)
+    finally:
+        os.close(parent)
+    _become_root()
+
+
+def enter_user_namespace() -> None:
+    """Move this process, which an ordinary user runs, into a new user namespace in which it is
+    root and has the user's sub-ids.
+
+    Raises:
+        NoIds, OSError: this host does not allow it.
+    """
+    own = (os.geteuid(), os.getegid())
+    commands = []
+    for (program, path), mine in zip(MAPPERS, own, strict=True):
+        first, count = read_sub_ids(path, own[0])
+        commands.append([program, str(os.getpid()), *map(str, (0, mine, 1, 1, first, count))])
+    go_r, go_w = os.pipe()
+    said_r, said_w = os.pipe()
+    helper = os.fork()
+    if helper == 0:  # outside, so that it may run the programs
+        os.close(go_w)
+        os.close(said_r)
+        if os.read(go_r, 1):
+            os.write(said_w, _run_all(commands).encode()[:1000])
+        os._exit(0)
+    os.close(said_w)
+    os.close(go_r)
+    try:
+        sandbox.enter(sandbox.CLONE_NEWUSER)
+        os.write(go_w, b"1")
+    finally:
+        os.close(go_w)
+        fault = os.read(said_r, 1000).decode("utf-8", "replace")
+        os.close(said_r)
+        os.waitpid(helper, 0)
+    if fault:
+        raise NoIds(fault)
+    _become_root()
+
+
+def _become_root() -> None:
+    os.setresgid(0, 0, 0)
+    os.setgroups([])
+    os.setresuid(0, 0, 0)
+
+
+def _run_all(commands: list[list[str]]) -> str:
+    """Run the commands. Return why one of them failed, or ""."""
+    for command in commands:
+        try:
+            ended = subprocess.run(  # noqa: S603 - fixed words and numbers
+                command, env={"PATH": PATH}, capture_output=True, text=True, check=False
+            )
+        except OSError as error:
+            return f"{command[0]} cannot be run: {error.strerror}"
+        if ended.returncode != 0:
+            return f"{command[0]} failed: {ended.stderr.strip()[-500:]}"
+    return ""
+
+
+def ids_of_sandboxes() -> tuple[int, int]:
+    """Return the first user and group id of sandboxes, as this process's user namespace numbers
+    them, and their number.
+
+    Raises:
+        NoIds: this namespace has too few ids.
+    """
+    found = [_largest(f"/proc/self/{kind}_map") for kind in ("uid", "gid")]
+    first, count = found[0]
+    if found[0] != found[1] or count < LEAST_IDS:
+        raise NoIds(f"the user namespace has {count} user ids, and {LEAST_IDS} are needed")
+    return first, count
+
+
+def overlay_options() -> str:
+    """Return the option of overlayfs that this process's user namespace needs, or ""."""
+    is_host = [line.split() for line in _lines("/proc/self/uid_map")] == [_OF_HOST]
+    return "" if is_host else ",userxattr"
+
+
+_OF_HOST = ["0", "0", "4294967295"]
+"""The line of the map of user ids in the host's own user namespace."""
+
+
+def _lines(path: str) -> list[str]:
+    try:
+        with open(path, encoding="utf-8", errors="replace") as lines:  # noqa: PTH123 - no pathlib
+            return lines.readlines()
+    except OSError:
+        return []
+
+
+def _largest(path: str) -> tuple[int, int]:
+    ranges = [tuple(map(int, line.split())) for line in _lines(path)]
+    for inside, _, count in ranges:
+        if inside <= FIRST_ID and inside + count >= FIRST_ID + IDS:
+            return FIRST_ID, IDS
+    # Not the id 0, which is the user who runs the launcher.
+    free = [(inside + count - max(1, inside), max(1, inside)) for inside, _, count in ranges]
+    count, first = max(free, default=(0, 1))
+    return first, min(count, IDS)

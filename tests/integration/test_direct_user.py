@@ -1,0 +1,279 @@
+"""Sandboxes without Docker and without root: what holds the programs of an ordinary user.
+
+The user has subordinate ids, and no control group. So the guest watches memory and CPU time.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fumehood.core.limits import MB
+from fumehood.direct.store import open_store
+from support import direct_as_user
+from support.direct import ready_direct_image
+from support.users import Installation, User, accounts, readable_installation
+from support.wait import wait_until
+
+pytestmark = [
+    pytest.mark.needs("direct"), pytest.mark.needs("subids"), pytest.mark.row("B13"),
+]  # fmt: skip
+
+MEMORY_MB = 128
+
+FORKS_THAT_EAT = """
+import os, time
+for _ in range({count}):
+    if os.fork() == 0:
+        eaten = bytearray({mb} << 20)
+        for i in range(0, len(eaten), 4096):
+            eaten[i] = 1
+        time.sleep({s})
+        os._exit(0)
+for _ in range({count}):
+    os.wait()
+"""
+
+FORKS = """
+import os, time
+n = 0
+while n < {most}:
+    try:
+        if os.fork() == 0:
+            time.sleep(60)
+            os._exit(0)
+    except OSError as error:
+        time.sleep(1)
+        break
+    n += 1
+n
+"""
+
+SHARED = """
+import mmap
+try:
+    len(mmap.mmap(-1, 1 << 20))
+except OSError as error:
+    found = error.errno
+else:
+    found = 0
+found
+"""
+
+FILE = """
+import mmap
+with open("{path}", "w+b") as file:
+    file.truncate(1 << 20)
+    mapped = mmap.mmap(file.fileno(), 1 << 20)
+    mapped[:4] = b"made"
+open("{path}", "rb").read(4) == b"made"
+"""
+
+CODES = {
+    "children": FORKS_THAT_EAT.format(count=6, mb=40, s=30),
+    "children-twin": FORKS_THAT_EAT.format(count=6, mb=8, s=0.2),
+    "copies": FORKS.format(most=40),  # they share the memory of the first process
+    "forks": FORKS.format(most=1000),
+    "alone": "x = []\nwhile True: x.append(bytearray(1 << 20))",
+    "alone-twin": "len(bytearray(60 << 20))",
+    "shared": SHARED,
+    "shared-twin": FILE.format(path="/dev/shm/x"),
+    "memory-file": "import os\ntry: os.memfd_create('x')\nexcept OSError as e: n = e.errno\nn",
+    "zero": "import os\nos.path.exists('/dev/zero')",
+    "files": "for d in ('/tmp/f', '/dev/shm/f', 'f'):\n"
+             "    try:\n        with open(d, 'wb') as f:\n            while True: f.write(bytes(1 << 20))\n"
+             "    except OSError: pass\nb = b'x' * (90 << 20)\nimport time\ntime.sleep(5)",
+    "files-twin": "b = b'x' * (90 << 20)\nlen(b)",
+    "cpu": "import os, time\nfor _ in range(3):\n    if os.fork() == 0:\n        while True: pass\n"
+           "time.sleep(60)",
+    "user": "import os\n[os.getuid(), open('/proc/self/uid_map').read().split(), os.listdir('/sys/fs/cgroup')]",
+    "pool": "from multiprocessing import Pool\nwith Pool(4) as p: n = sum(p.map(abs, range(100)))\nn",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Host:
+    """An ordinary user who has an engine, and the user's home."""
+
+    user: User
+    installation: Installation
+    home: Path
+
+    def run(self, *command: str | Path, **variables: str) -> subprocess.CompletedProcess[str]:
+        environment = {
+            **self.installation.environment, "HOME": str(self.home), **variables,
+            "FUMEHOOD_CONTAINER__ENGINE": "direct", "PYTHONDONTWRITEBYTECODE": "1",
+        }  # fmt: skip
+        return subprocess.run(
+            command, **self.user.identity, env=environment, cwd="/", capture_output=True,
+            text=True, timeout=900, check=False,
+        )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def host() -> Iterator[Host]:
+    place = Path(tempfile.mkdtemp(prefix="fh-user-", dir="/tmp"))
+    place.chmod(0o755)
+    try:
+        with accounts(f"fhs{os.getpid()}", [], {"own": []}) as (_, users):
+            user = users["own"]
+            first = 200_000_000 + os.getpid() * 65_536
+            ids = f"{first}-{first + 65_535}"
+            subprocess.run(
+                ["usermod", "--add-subuids", ids, "--add-subgids", ids, user.name],
+                check=True, timeout=600,
+            )  # fmt: skip
+            home = place / "home"
+            home.mkdir(mode=0o700)
+            os.chown(home, user.uid, user.gid)
+            installation = readable_installation(place / "engine")
+            yield Host(user, installation, home)
+            installation.close()
+            for pid, owner in owners().items():  # its launchers, which end only later
+                if owner == user.uid:
+                    os.kill(pid, signal.SIGKILL)
+            of_user = range(first, first + 65_536)
+            wait_until(lambda: not [pid for pid, owner in owners().items() if owner in of_user])
+            wait_until(lambda: user.uid not in owners().values())
+    finally:
+        shutil.rmtree(place)
+
+
+def owners() -> dict[int, int]:
+    """Process id → user id of all processes."""
+    found = {}
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            found[int(path.name)] = path.stat().st_uid
+        except OSError:
+            continue
+    return found
+
+
+@pytest.fixture(scope="module")
+def said(host: Host) -> dict[str, Any]:
+    """What the user's program has printed, after its sandbox has run all codes."""
+    file = host.home.parent / "image.tar"
+    with file.open("wb") as written:
+        open_store().save(ready_direct_image("python").id, written)
+    script = host.home.parent / "driver.py"
+    shutil.copyfile(direct_as_user.__file__, script)
+    for path in (file, script):
+        path.chmod(0o644)
+    request = json.dumps({"image": str(file), "codes": CODES})
+    done = host.run(str(host.installation.python), str(script), request)
+    assert done.returncode == 0, done.stderr
+    answer: dict[str, Any] = json.loads(done.stdout)
+    return answer
+
+
+def ended(said: dict[str, Any], name: str) -> tuple[str, Any]:
+    found = said["ended"][name]
+    return found["ended_by"], found["value"]
+
+
+def test_guest_watches_the_memory_of_all_processes_together(said: dict[str, Any]) -> None:
+    assert ended(said, "children")[0] == "memory"
+    assert said["ended"]["children"]["peak"] > MEMORY_MB * MB
+    assert ended(said, "children-twin")[0] == "ok"
+
+
+def test_memory_that_processes_share_is_counted_once(said: dict[str, Any]) -> None:
+    assert ended(said, "copies") == ("ok", 40)
+
+
+def test_process_limit_is_enforced_and_named(said: dict[str, Any]) -> None:
+    assert ended(said, "forks")[0] == "ok"
+    assert 40 < ended(said, "forks")[1] <= 64
+    assert said["ended"]["forks"]["hit"] == ["processes"]
+    assert said["ended"]["copies"]["hit"] == []
+
+
+def test_memory_of_one_process_is_limited(said: dict[str, Any]) -> None:
+    assert ended(said, "alone")[0] == "memory"
+    assert ended(said, "alone-twin") == ("ok", 60 * MB)
+
+
+def test_memory_that_cannot_be_counted_is_refused(said: dict[str, Any]) -> None:
+    assert ended(said, "shared") == ("ok", 1)  # EPERM
+    assert ended(said, "memory-file") == ("ok", 38)  # ENOSYS
+    assert ended(said, "zero") == ("ok", False)
+    assert ended(said, "shared-twin") == ("ok", True)
+    assert ended(said, "pool") == ("ok", 4950)
+
+
+def test_files_in_memory_count_as_memory(said: dict[str, Any]) -> None:
+    assert ended(said, "files")[0] == "memory"
+    assert ended(said, "files-twin") == ("ok", 90 * MB)
+
+
+def test_cpu_time_of_all_processes_together_is_limited(said: dict[str, Any]) -> None:
+    assert ended(said, "cpu")[0] == "cpu_time"
+
+
+def test_program_and_guest_are_nobody_on_the_host(said: dict[str, Any], host: Host) -> None:
+    kind, (uid, uid_map, groups) = ended(said, "user")
+    assert (kind, uid, uid_map, groups) == ("ok", 10001, ["0", "1", "65536"], [])
+    lines = said["lives"]["status"].splitlines()
+    (users,) = ({*line.split()[1:]} for line in lines if line.startswith("Uid:"))
+    (user,) = users
+    assert int(user) not in (0, host.user.uid)
+
+
+def test_session_outlives_its_launcher_and_its_engine(said: dict[str, Any]) -> None:
+    lives = said["lives"]
+    assert lives["counted"] == [1, 2, 3, 4]
+    assert lives["held"] is True
+    assert lives["grade"] == "watched"
+    assert (lives["gone"], lives["left"]) == (True, [])
+
+
+def test_paused_sandbox_has_no_running_process_and_later_goes_on(said: dict[str, Any]) -> None:
+    assert said["lives"]["paused"] == ["T"]
+    assert set(said["lives"]["before"]) - {"T"}  # the control: before, some were not stopped
+
+
+def test_grade_is_refused_unless_the_operator_names_it(said: dict[str, Any]) -> None:
+    assert said["refused"] == (
+        "GradeTooLow: Containers on this host have the grade watched, not namespaces."
+    )
+
+
+def test_program_without_a_guest_is_refused(said: dict[str, Any]) -> None:
+    assert "watch the program's memory" in said["program"]
+
+
+@pytest.mark.usefixtures("said")
+def test_all_attacks_hold_and_the_grade_is_shown(host: Host) -> None:
+    command = [*host.installation.command, "doctor", "--attack", "--runtime", "direct", "--json"]
+    done = host.run(*command, "--wall", "container")
+    (card,) = json.loads(done.stdout)["walls"]
+    through = [line for line in card["attacks"] if line["verdict"] != "held"]
+    assert (through, card["why"], card["grade"]) == ([], "", "watched")
+    assert len(card["attacks"]) >= 72
+
+
+@pytest.mark.usefixtures("said")
+def test_doctor_names_the_grade_and_how_to_accept_it(host: Host) -> None:
+    def found(**variables: str) -> dict[str, Any]:
+        done = host.run(*host.installation.command, "doctor", "--json", **variables)
+        findings = {one["check"]: one for one in json.loads(done.stdout)}
+        result: dict[str, Any] = findings["direct"]
+        return result
+
+    refused = found()
+    assert refused["verdict"] == "warning"
+    assert 'set container.least_grade to "watched"' in refused["cure"]
+    accepted = found(FUMEHOOD_CONTAINER__LEAST_GRADE="watched")
+    assert accepted["verdict"] == "ok"
+    assert "the grade is watched" in accepted["found"]

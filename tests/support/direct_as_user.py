@@ -1,0 +1,151 @@
+"""A program that an ordinary user runs: one sandbox without Docker, and what happens in it.
+
+It is executed as a script, with a request as its argument: a JSON object with `image` (a file from
+which the image is loaded) and `codes` (names and Python programs). It prints a JSON object.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import anyio
+
+from fumehood.core.limits import MB, Grade, Limit, Limits
+from fumehood.direct.ask import ask_launcher, launcher_directory
+from fumehood.direct.runtime import Direct
+from fumehood.direct.store import open_store
+from fumehood.image_store.find import list_images
+from fumehood.sandbox.container.container import Container
+from fumehood.sandbox.container.runtime import LimitsRefused
+from fumehood.sandbox.container.spec import ContainerSpec, OperatorProgram
+from fumehood.sandbox.wall import NO_SINKS, RunEnding
+
+COUNTS = "n = globals().get('n', 0) + 1\nn"
+STOPPED = "import os\nos.kill(os.fork() or os.getpid(), 19)"
+"""Leaves a child process that has stopped itself."""
+CPU_S = 2.0
+
+
+def ask(do: str, **fields: Any) -> Any:
+    return ask_launcher(launcher_directory(), {"do": do, **fields}, [], 60)
+
+
+def spec_of(image: Any, **fields: Any) -> ContainerSpec:
+    name = f"fumehood-test-{secrets.token_hex(6)}"
+    return ContainerSpec(
+        name=name, image_id=image.id, image_name=image.name, engine_id=name, owner_id=name,
+        memory_mb=128, cpus=1, lifetime_s=600, deadline=int(time.time()) + 600,
+        guest_mb=image.guest_mb, **fields,
+    )  # fmt: skip
+
+
+async def run(container: Container, code: str, *, keep: bool, cpu_s: float = 60) -> RunEnding:
+    while not container.is_free:
+        await anyio.sleep(0.01)
+    arguments = {"code": code, "stdin": None, "files": []}
+    isolation = "session" if keep else "call"
+    limits = Limits(60, cpu_s, 128, MB)
+    return await container.run("python", arguments, limits, NO_SINKS, isolation, keep=keep)
+
+
+def state_of(pid: int) -> str:
+    """The state of a process, or X if it is gone. Nobody may have reaped it yet."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return "X"
+
+
+def states(first: int) -> dict[int, str]:
+    """Process id → state, of the processes in the sandbox with this first process."""
+    found = {}
+    namespace = Path(f"/proc/{first}/ns/pid").readlink()
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            if (path / "ns/pid").readlink() == namespace:
+                found[int(path.name)] = (path / "stat").read_text().rpartition(")")[2].split()[0]
+        except OSError:
+            continue
+    return found
+
+
+async def lives_of(direct: Direct, image: Any) -> dict[str, Any]:
+    """What becomes of a session's sandbox: it is paused, and its launcher is killed."""
+    spec = spec_of(image)
+    container = await Container.start(
+        direct, spec, required=frozenset(Limit), least=Grade.WATCHED, ready_s=90
+    )
+    container.keep(1, 600)
+    counted = [(await run(container, COUNTS, keep=True)).result["value"]]
+    pid = (await direct.state(spec.name)).pid
+    before = states(pid)
+    await direct.pause(spec.name)
+    paused = states(pid)
+    await direct.unpause(spec.name)
+    counted.append((await run(container, COUNTS, keep=True)).result["value"])
+    status = Path(f"/proc/{pid}/status").read_text()
+    os.kill(ask("hello")["pid"], signal.SIGKILL)
+    counted.append((await run(container, COUNTS, keep=True)).result["value"])
+    held = (await direct.state(spec.name)).is_running
+    container.end("its engine is killed")
+    other = await Container.take_over(
+        direct, spec.name, image.id, grade=Grade.NAMESPACES, required=frozenset(Limit),
+        least=Grade.WATCHED, epoch=2,
+    )  # fmt: skip
+    other.keep(2, 600)
+    counted.append((await run(other, COUNTS, keep=True)).result["value"])
+    grade = str(other.grade)
+    other.end("the test is over")
+    await direct.remove(spec.name)
+    return {
+        "counted": counted, "held": held, "grade": grade, "status": status,
+        "before": sorted({*before.values()}), "paused": sorted({*paused.values()}),
+        "gone": state_of(pid) in "XZ", "left": ask("list")["sandboxes"],
+    }  # fmt: skip
+
+
+async def main(request: dict[str, Any]) -> dict[str, Any]:
+    store = open_store()
+    with open(request["image"], "rb") as file:
+        store.load(file)
+    (image,) = list_images(store, "python")
+    direct = Direct(launcher_directory(), store)
+    said: dict[str, Any] = {"ended": {}, "hello": ask("hello")}
+    spec = spec_of(image)
+    container = await Container.start(
+        direct, spec, required=frozenset(Limit), least=Grade.WATCHED, ready_s=90
+    )
+    for name, code in request["codes"].items():
+        ended = await run(container, code, keep=False, cpu_s=CPU_S if name == "cpu" else 60)
+        value = (ended.result or {}).get("value")
+        said["ended"][name] = {
+            "ended_by": ended.ended_by, "value": value, "hit": ended.limits_hit,
+            "error": ended.claimed_error, "peak": ended.peak_memory_bytes,
+        }  # fmt: skip
+    container.end("the test is over")
+    await direct.remove(spec.name)
+    said["lives"] = await lives_of(direct, image)
+    try:
+        await Container.start(direct, spec_of(image), required=frozenset(Limit), ready_s=90)
+    except Exception as error:
+        said["refused"] = f"{type(error).__name__}: {getattr(error, 'message', error)}"
+    for one in ask("list")["sandboxes"]:
+        await direct.remove(one["name"])
+    program = OperatorProgram(("/usr/bin/true",), {}, has_network=False)
+    try:
+        await direct.launch(spec_of(image, program=program))
+    except LimitsRefused as error:
+        said["program"] = str(error)
+    os.kill(ask("hello")["pid"], signal.SIGKILL)
+    return said
+
+
+if __name__ == "__main__":
+    print(json.dumps(anyio.run(main, json.loads(sys.argv[1]))))
