@@ -102,6 +102,15 @@ total
 """
 CHANGED = ["-return max(prices)", "+return sum(prices)"]
 
+WEAKEST = {"FUMEHOOD_CONTAINER__LEAST_GRADE": "watched"}
+"""The demo runs programs by whatever grade the host has, and names it."""
+
+GRADES = {
+    "kernel": "they have a kernel of their own",
+    "namespaces": "the operating system enforces all limits",
+    "watched": "memory and CPU time are watched every 0.1 s, see docs/howto/run-without-docker.md",
+}
+
 SLOW = "pow(7, 10**4200, 10**4200 + 9)"
 
 
@@ -154,7 +163,7 @@ class Demo:
     def environment(self) -> dict[str, str]:
         """The caller's without settings of another engine."""
         others = {name: value for name, value in os.environ.items() if "FUMEHOOD_" not in name}
-        return {**others, **self.settings, "FUMEHOOD_HOME": str(self.home)}
+        return {**others, **WEAKEST, **self.settings, "FUMEHOOD_HOME": str(self.home)}
 
     def fumehood(self, *arguments: str, stdin: str = "") -> Ran:
         """Run one command to its end."""
@@ -458,7 +467,10 @@ def programs(demo: Demo) -> None:
     """Run whole programs, each language in its own image."""
     demo.head("Programs in containers without a network")
     draw(demo)
-    demo.call("run_javascript", {"code": "[3, 4].map(n => n ** 2)"}, gives="value [9, 16]")
+    ran = demo.call("run_javascript", {"code": "[3, 4].map(n => n ** 2)"}, gives="value [9, 16]")
+    sandbox = (ran.envelope or {"metadata": {}})["metadata"].get("sandbox") or {}
+    grade = sandbox.get("grade", "")
+    demo.say(f"    Containers of this host have the grade {grade}: {GRADES.get(grade, 'unknown')}.")
     demo.head("A program that calls two other tools; their results stay inside")
     arguments = {"code": CALLS_TOOLS, "tools": ["get_weather", "calculator"]}
     demo.names[json.dumps(arguments)] = '"$arguments"'
@@ -727,7 +739,7 @@ def settings() -> list[str]:
     path = f'PATH={shlex.quote(str(FUMEHOOD.parent.absolute()))}:"$PATH"'
     names = ("FUMEHOOD_CONFIG", "FUMEHOOD_HOME", "FUMEHOOD_SOCKET")
     given = [f"{name}={shlex.quote(os.environ[name])}" for name in names if name in os.environ]
-    return [path, *given]
+    return [path, *(f"{name}={one}" for name, one in WEAKEST.items()), *given]
 
 
 def outcome(envelope: dict[str, Any], came: str | None) -> str:

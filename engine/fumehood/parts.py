@@ -17,6 +17,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from inspect import isfunction
+from itertools import compress
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from fumehood.core.json_types import JsonObject
@@ -49,7 +50,7 @@ T = TypeVar("T")
 
 
 AUTO = "auto"
-"""Value of `container.engine`: the first part that can run containers."""
+"""Value of `container.engine`: the first part that can run containers on this host."""
 
 
 @cache
@@ -254,15 +255,17 @@ def _names(kind: str, found: Sequence[Part]) -> Iterator[tuple[str, str]]:
 
 
 def container_part(engine: str) -> Part | None:
-    """Return the part that runs containers. `engine` is its name, or `AUTO`. Return None if `AUTO`
-    is given, and no part runs containers.
+    """Return the part that runs containers. `engine` is its name, or `AUTO`: the first one that
+    fits this host or, if none does, the first one, which says why. Return None if `AUTO` is given,
+    and no part runs containers.
 
     Raises:
         PartError: no such part runs containers. The message names those that do.
     """
     able = [part for part in parts() if part.runtime is not None]
     if engine == AUTO:
-        return able[0] if able else None
+        fits = (part.runtime_fits is None or imported(part.runtime_fits)() for part in able)
+        return next(compress(able, fits), able[0] if able else None)
     found = next((part for part in able if part.name == engine), None)
     if found is None:
         names = ", ".join([AUTO, *(part.name for part in able)])

@@ -240,6 +240,9 @@ class Part:
     """A function that creates what runs the engine's containers (`NewRuntime` in
     `sandbox/container/runtime.py`). The setting `container.engine` names the part whose function is
     used."""
+    runtime_fits: Named | None = None
+    """A function that returns whether this host can run containers in this way. It is called if
+    `container.engine` is `auto`. Without it, every host can."""
     in_engine: Named | None = None
     """A subclass of `EnginePart` (`fumehood.engine_part`)."""
 

@@ -12,6 +12,7 @@ from fumehood.direct.cgroups import Groups, missing_controllers
 from fumehood.direct.host import why_unfit
 from fumehood.direct.store import open_store
 from fumehood.image_store.find import find_image
+from fumehood.parts import container_part
 from fumehood.sandbox.container.runtime import RuntimeFault
 from fumehood.sandbox.wall import ImageMissing
 
@@ -22,7 +23,8 @@ def check(config: Config) -> Iterator[Finding]:
     """Check whether this host can run programs without Docker. If the configuration does not choose
     this, a missing requirement is not reported as a warning.
     """
-    is_used = config.container.engine == NAME
+    part = container_part(config.container.engine)
+    is_used = part is not None and part.name == NAME
     unfit = why_unfit(config.container.runtime if is_used else None)
     if unfit is not None:
         words = "No program can run." if is_used else "Use the engine docker on this host."

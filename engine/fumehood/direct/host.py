@@ -34,6 +34,11 @@ def why_unfit(oci_runtime: str | None) -> Unfit | None:
     return next(_faults(oci_runtime), None)
 
 
+def is_fit() -> bool:
+    """Return whether this host can run direct sandboxes."""
+    return why_unfit(None) is None
+
+
 def _faults(oci_runtime: str | None) -> Iterator[Unfit]:
     if oci_runtime is not None:
         yield Unfit(

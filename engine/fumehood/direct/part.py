@@ -9,4 +9,5 @@ PART = Part(
     after=("docker",),
     checks=(Check("direct", "fumehood.direct.doctor:check", after="Docker", group="Direct"),),
     runtime="fumehood.direct.runtime:new_direct",
+    runtime_fits="fumehood.direct.host:is_fit",
 )

@@ -38,7 +38,7 @@ from fumehood.core.errors import EngineError
 from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import MB
 from fumehood.docker.bodies import create_body, relay_command
-from fumehood.docker.host import may_swap, why_unfit
+from fumehood.docker.host import DEFAULT_SOCKET, may_swap, why_unfit
 from fumehood.docker.streams import DockerStreams
 from fumehood.sandbox.bounded_threads import Answer, BoundedThreads
 from fumehood.sandbox.container.runtime import (
@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     from fumehood.image_store.store import ImageStore
     from fumehood.sandbox.images.catalog import Image
 
-DEFAULT_HOST = "unix:///var/run/docker.sock"
+DEFAULT_HOST = f"unix://{DEFAULT_SOCKET}"
 THREADS = 16
 """Maximum number of concurrent requests to Docker."""
 

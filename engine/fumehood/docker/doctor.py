@@ -21,15 +21,12 @@ from fumehood.docker.api import DockerError, docker_host, open_docker, typed_err
 from fumehood.docker.host import HostCheck, host_checks, may_swap
 from fumehood.docker.store import DockerStore
 from fumehood.image_store.find import list_images, newest_own
-from fumehood.parts import AUTO
+from fumehood.parts import container_part
 from fumehood.sandbox.images.catalog import Image
 from fumehood.sandbox.images.recipe import image_names
 
 COMPONENTS = ("containerd", "runc")
 """Components of Docker whose versions are shown."""
-
-ENGINES = ("docker", AUTO)
-"""Values of `container.engine` with which Docker runs the containers."""
 
 MAX_IMAGE_AGE = timedelta(days=30)
 CONTAINER_BYTES = (512 + 32) * MB
@@ -40,7 +37,7 @@ def check(config: Config) -> Iterator[Finding]:
     """Check Docker and its host. If Docker is unavailable, yield only one finding with the reason.
     If the configuration chooses another engine for containers, yield nothing.
     """
-    if config.container.engine not in ENGINES:
+    if not _is_used(config):
         return
     try:
         with closing(open_docker()) as client, typed_errors():
@@ -58,11 +55,17 @@ def check(config: Config) -> Iterator[Finding]:
         yield _memory()
 
 
+def _is_used(config: Config) -> bool:
+    """Return whether Docker runs the containers."""
+    part = container_part(config.container.engine)
+    return part is not None and part.name == "docker"
+
+
 def check_images(config: Config) -> Iterator[Finding]:
     """Check the images, and the names of images in the configuration. If Docker is unavailable or
     does not describe itself, yield nothing, because `check` reports that.
     """
-    if config.container.engine not in ENGINES:
+    if not _is_used(config):
         return
     own, is_well = config.own_images, False
     try:

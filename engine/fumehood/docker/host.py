@@ -1,17 +1,22 @@
 """The requirements on Docker and its host.
 
-Host side, pure functions except `may_swap`. Docker only warns about a limit that the operating
-system cannot enforce. So these requirements are checked before containers are created. A property
-that Docker does not report counts as missing.
+Host side, pure functions except `may_swap` and `is_installed`. Docker only warns about a limit that
+the operating system cannot enforce. So these requirements are checked before containers are
+created. A property that Docker does not report counts as missing.
 """
 
 from __future__ import annotations
 
+import os
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
 from fumehood.core.json_types import JsonObject
 from fumehood.sandbox.container.runtime import Unfit
+
+DEFAULT_SOCKET = "/var/run/docker.sock"
+"""The socket of a Docker daemon on this host."""
 
 LIMITS = {"MemoryLimit": "memory", "CpuCfsQuota": "cpu", "PidsLimit": "pids"}
 """Field of Docker's system information → the cgroup controller that enforces the limit."""
@@ -26,6 +31,17 @@ class HostCheck:
     name: str
     found: str
     unfit: Unfit | None = None
+
+
+def is_installed() -> bool:
+    """Return whether this user has a Docker, even if it does not run now: `DOCKER_HOST` names one,
+    this user may open the socket, or the daemon is installed and its socket does not exist.
+    """
+    if os.environ.get("DOCKER_HOST"):
+        return True
+    if Path(DEFAULT_SOCKET).exists():
+        return os.access(DEFAULT_SOCKET, os.R_OK | os.W_OK)
+    return shutil.which("dockerd") is not None
 
 
 def host_checks(

@@ -11,4 +11,5 @@ PART = Part(
         Check("image", "fumehood.docker.doctor:check_images", after="Docker", group="Images"),
     ),
     runtime="fumehood.docker.api:new_docker",
+    runtime_fits="fumehood.docker.host:is_installed",
 )

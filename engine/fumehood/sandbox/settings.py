@@ -192,7 +192,9 @@ class ContainerSettings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     engine: str = AUTO
-    """What runs the containers: `docker` or `direct`. `auto` is the first part that can: Docker."""
+    """What runs the containers: `docker` or `direct`. `auto` is Docker if this user has it, and
+    otherwise `direct` if this host can run it.
+    """
     images: LanguageImages = LanguageImages()
     runtime: str | None = Field(default=None, pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")
     """Name of the OCI runtime. None means Docker's default runtime."""
@@ -226,7 +228,8 @@ class ContainerSettings(BaseModel):
     @classmethod
     def _is_of_a_part(cls, engine: str) -> str:
         try:
-            container_part(engine)
+            if engine != AUTO:  # which fits every host
+                container_part(engine)
         except PartError as error:
             raise ValueError(str(error)) from None
         return engine
