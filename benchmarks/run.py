@@ -41,6 +41,7 @@ from benchmarks.bench_daemon import (
     run_floor,
     written_bytes,
 )
+from benchmarks.bench_direct import direct_lines
 from benchmarks.bench_formats import format_lines
 from benchmarks.bench_gateway import gateway_lines
 from benchmarks.bench_javascript import javascript_lines
@@ -111,6 +112,7 @@ def measure() -> Iterator[Line]:
         yield from javascript_lines(daemon)
     with run_daemon(SMALLEST_IMAGE) as daemon:
         yield from small_image_lines(daemon)
+    yield from direct_lines()
     yield from session_lines()
     yield from project_lines()
     yield from cluster_lines()
