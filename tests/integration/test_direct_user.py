@@ -212,6 +212,10 @@ def test_memory_that_cannot_be_counted_is_refused(said: dict[str, Any]) -> None:
     assert ended(said, "pool") == ("ok", 4950)
 
 
+def test_shell_and_standard_input_work_without_files_in_memory(said: dict[str, Any]) -> None:
+    assert said["shell"] == "given 42\n"
+
+
 def test_files_in_memory_count_as_memory(said: dict[str, Any]) -> None:
     assert ended(said, "files")[0] == "memory"
     assert ended(said, "files-twin") == ("ok", 90 * MB)

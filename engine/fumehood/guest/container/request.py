@@ -123,10 +123,13 @@ def _enter(path: str) -> int:
 
 
 def memory_file(name: str, content: bytes) -> int:
-    """Create an anonymous file with this content. Return its descriptor, positioned at the
+    """Create a file without a path that has this content. Return its descriptor, positioned at the
     beginning of the file.
     """
-    descriptor = os.memfd_create(name, 0)
+    try:
+        descriptor = os.memfd_create(name, 0)
+    except OSError:  # where memory is watched, it may only be used by a file system
+        descriptor = os.open("/tmp", os.O_TMPFILE | os.O_RDWR, 0o600)  # noqa: S108 - in the container
     write_all(descriptor, content)
     os.lseek(descriptor, 0, os.SEEK_SET)
     return descriptor
