@@ -296,6 +296,7 @@ AVAILABLE = {
     "postgresql": lambda: programs() is not None,
     "root": is_root_with_users,
     "subids": has_subordinate_ids,
+    "python-of-images": lambda: sys.version_info[:2] == (3, 11),
     "systemd": has_systemd_analyze,
     "disks": has_disks,
     "node": has_node,

@@ -18,8 +18,8 @@ from typing import Any
 
 import pytest
 
+from conftest import CLEAN_ENVIRONMENT, FUMEHOOD
 from fumehood.core.limits import MB
-from fumehood.direct.store import open_store
 from support import direct_as_user
 from support.direct import ready_direct_image
 from support.users import Installation, User, accounts, readable_installation
@@ -164,8 +164,12 @@ def owners() -> dict[int, int]:
 def said(host: Host) -> dict[str, Any]:
     """What the user's program has printed, after its sandbox has run all codes."""
     file = host.home.parent / "image.tar"
-    with file.open("wb") as written:
-        open_store().save(ready_direct_image("python").id, written)
+    ready_direct_image("python")
+    saved = subprocess.run(
+        [FUMEHOOD, "images", "save", "python", file], capture_output=True, text=True, timeout=600,
+        env={**CLEAN_ENVIRONMENT, "FUMEHOOD_CONTAINER__ENGINE": "direct"}, check=False,
+    )  # fmt: skip
+    assert (saved.returncode, [*file.parent.glob(".image*")]) == (0, []), saved.stderr
     script = host.home.parent / "driver.py"
     shutil.copyfile(direct_as_user.__file__, script)
     for path in (file, script):
@@ -255,6 +259,25 @@ def test_grade_is_refused_unless_the_operator_names_it(said: dict[str, Any]) -> 
 
 def test_program_without_a_guest_is_refused(said: dict[str, Any]) -> None:
     assert "watch the program's memory" in said["program"]
+
+
+@pytest.mark.usefixtures("said")
+def test_images_are_loaded_from_files_and_invalid_files_are_refused(host: Host) -> None:
+    def load(file: Path) -> tuple[int, str]:
+        done = host.run(*host.installation.command, "images", "load", str(file))
+        return done.returncode, done.stderr
+
+    place = host.home.parent
+    assert load(place / "image.tar") == (0, "Nothing is new in it.\n")  # the program has loaded it
+    shutil.rmtree(host.home / ".local/share/fumehood/layers")
+    status, words = load(place / "image.tar")
+    assert (status, words.startswith("python: loaded, sha256:")) == (0, True)
+    (place / "wrong.tar").write_bytes((place / "image.tar").read_bytes()[:100_000])
+    status, words = load(place / "wrong.tar")
+    assert (status, "could not load the image" in words) == (4, True), words
+    assert "cannot be read" in load(place / "missing.tar")[1]
+    layers = host.home / ".local/share/fumehood/layers"
+    assert not [path for path in layers.iterdir() if path.name.startswith(".")]
 
 
 @pytest.mark.usefixtures("said")

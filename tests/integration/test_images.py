@@ -16,7 +16,7 @@ import pytest
 from docker.errors import ImageNotFound
 
 from fumehood.docker import store as docker_store
-from fumehood.docker.api import open_docker
+from fumehood.docker.api import DockerError, open_docker
 from fumehood.docker.store import DEADLINE_S, DockerStore
 from fumehood.image_store.faults import ImageBuildError
 from fumehood.image_store.find import list_images
@@ -316,3 +316,19 @@ def test_manifest_names_every_package_with_its_version(python_image: Image) -> N
     assert len(packages) == python_image.packages
     assert packages.keys() >= set(read_recipe("python").packages)
     assert not {"gcc", "python3-pip", "perl"} & packages.keys()
+
+
+def test_image_is_saved_to_a_file_and_an_invalid_file_is_refused(
+    client: docker.APIClient, python_image: Image, tmp_path: Path
+) -> None:
+    store, file = DockerStore(client), tmp_path / "image.tar"
+    with file.open("wb") as opened:
+        store.save(python_image.id, opened)
+    with tarfile.open(file) as archive:
+        assert "manifest.json" in archive.getnames()
+    with file.open("rb") as opened:
+        store.load(opened)  # nothing is new in it
+    assert list_images(store, "python")[0].id == python_image.id
+    (tmp_path / "wrong.tar").write_bytes(b"no archive" * 1000)
+    with (tmp_path / "wrong.tar").open("rb") as opened, pytest.raises(DockerError):
+        store.load(opened)

@@ -104,7 +104,7 @@ Probe = subprocess.Popen[bytes]
 _SENT = {
     (cls.__module__, cls.__qualname__): cls
     for cls in (
-        EndedBy, Fenced, Grade, HeldState, HostSize, ImageFacts, ImageMissing, Kind, Limit,
+        EndedBy, Grade, Fenced, HeldState, HostSize, ImageFacts, ImageMissing, Kind, Limit,
         NodeReport, Refused, RunEnding, frozenset,
         *(e for e in vars(errors).values() if isinstance(e, type) and issubclass(e, EngineError)),
     )

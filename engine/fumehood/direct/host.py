@@ -10,6 +10,7 @@ import getpass
 import os
 import platform
 import shutil
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +20,19 @@ from fumehood.sandbox.container.runtime import Unfit
 
 LEAST_KERNEL = (5, 12)
 """The first Linux with mount_setattr(2)."""
+
+TRIES_NAMESPACES = """
+import ctypes, os
+libc = ctypes.CDLL(None)
+if libc.unshare(0x10000000 | 0x00020000 | 0x20000000):
+    os._exit(1)
+if os.fork() == 0:
+    os._exit(2 if libc.mount(b"proc", b"/proc", b"proc", 14, None) else 0)
+os._exit(os.waitstatus_to_exitcode(os.wait()[1]))
+"""
+"""A program that creates a user namespace with processes of its own. Its exit code is 1 if this
+fails, and 2 if /proc cannot be mounted there.
+"""
 
 FORBIDDING = {
     "kernel/unprivileged_userns_clone": "0",
@@ -58,8 +72,8 @@ def _faults(oci_runtime: str | None) -> Iterator[Unfit]:
             "User namespaces are disabled on this host.",
             "Set the sysctl user.max_user_namespaces to a positive number.",
         )
-    if os.geteuid() != 0:
-        yield from _faults_of_user()
+    if not ids.may_make_namespaces():
+        yield from _faults_without_root()
 
 
 def _kernel() -> tuple[int, ...]:
@@ -67,8 +81,8 @@ def _kernel() -> tuple[int, ...]:
     return tuple(int(number) for number in numbers if number.isdigit())
 
 
-def _faults_of_user() -> Iterator[Unfit]:
-    """Yield why an ordinary user cannot run sandboxes on this host."""
+def _faults_without_root() -> Iterator[Unfit]:
+    """Yield why an ordinary user, or root in a container, cannot run sandboxes on this host."""
     for sysctl, forbids in FORBIDDING.items():
         if _read(Path("/proc/sys", sysctl)) == forbids:
             name = sysctl.replace("/", ".")
@@ -76,7 +90,19 @@ def _faults_of_user() -> Iterator[Unfit]:
                 f"This host forbids user namespaces to ordinary users (sysctl {name}).",
                 f"Run the engine as root, or change the sysctl {name}.",
             )
-    for program, path in ids.MAPPERS:
+    failed = _failed_namespaces()
+    if failed == "user":
+        yield Unfit(
+            "This host does not let the engine create user namespaces.",
+            "In a container of Docker: --security-opt seccomp=unconfined "
+            "--security-opt systempaths=unconfined",
+        )
+    elif failed == "proc":
+        yield Unfit(
+            "Parts of /proc are hidden in this container, so a sandbox cannot have its own.",
+            "In a container of Docker: --security-opt systempaths=unconfined",
+        )
+    for program, path in ids.MAPPERS if os.geteuid() != 0 else ():
         if shutil.which(program, path=ids.PATH) is None:
             yield Unfit(f"The program {program} is missing.", "apt-get install uidmap")
         try:
@@ -87,6 +113,14 @@ def _faults_of_user() -> Iterator[Unfit]:
                 f"As root: usermod --add-subuids 100000-165535 --add-subgids 100000-165535 "
                 f"{getpass.getuser()}",
             )
+
+
+def _failed_namespaces() -> str:
+    """Create namespaces in another process. Return what failed: `user`, `proc` or ""."""
+    tried = subprocess.run(  # noqa: S603 - fixed words
+        [sys.executable, "-I", "-S", "-c", TRIES_NAMESPACES], capture_output=True, check=False
+    )
+    return {0: "", 2: "proc"}.get(tried.returncode, "user")
 
 
 def _user_namespaces() -> int:

@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
 import os
 import pwd
 import subprocess
+from collections.abc import Callable
 
 from fumehood.direct import sandbox
 
@@ -31,6 +33,9 @@ MAPPERS = (("newuidmap", "/etc/subuid"), ("newgidmap", "/etc/subgid"))
 
 NS_GET_PARENT = 0xB702
 """Request to a namespace: return a descriptor of the namespace above it. *Source*: ioctl_ns(2)."""
+
+CAP_SYS_ADMIN = 1 << 21
+"""*Source*: <linux/capability.h>."""
 
 PATH = "/usr/bin:/bin:/usr/sbin:/sbin:/usr/local/bin"
 """Where these programs are searched."""
@@ -59,9 +64,18 @@ def read_sub_ids(path: str, user: int) -> tuple[int, int]:
     return start, min(most, IDS)
 
 
+def may_make_namespaces() -> bool:
+    """Return whether this process may create namespaces without a user namespace of its own. Root
+    in a container usually may not.
+    """
+    fields = (line.split() for line in _lines("/proc/self/status"))
+    capabilities = next((int(one[1], 16) for one in fields if one[:1] == ["CapEff:"]), 0)
+    return bool(capabilities & CAP_SYS_ADMIN)
+
+
 def join_user_namespace(pid: int) -> None:
-    """Move this process, which an ordinary user runs, into the user namespace of the launcher that
-    has started the sandbox with the first process `pid`. Only there, it can act for the sandbox.
+    """Move this process into the user namespace of the launcher that has started the sandbox with
+    the first process `pid`. Only there, it can act for the sandbox.
 
     Raises:
         OSError: the sandbox has ended.
@@ -79,25 +93,30 @@ def join_user_namespace(pid: int) -> None:
 
 
 def enter_user_namespace() -> None:
-    """Move this process, which an ordinary user runs, into a new user namespace in which it is
-    root and has the user's sub-ids.
+    """Move this process into a new user namespace in which it is root. It has the user's sub-ids
+    there or, if it is root already, the same ids as before.
 
     Raises:
         NoIds, OSError: this host does not allow it.
     """
-    own = (os.geteuid(), os.getegid())
-    commands = []
-    for (program, path), mine in zip(MAPPERS, own, strict=True):
-        first, count = read_sub_ids(path, own[0])
-        commands.append([program, str(os.getpid()), *map(str, (0, mine, 1, 1, first, count))])
+    own, pid = (os.geteuid(), os.getegid()), os.getpid()
+    map_ids: Callable[[], str]
+    if own[0] == 0:
+        map_ids = functools.partial(_map_same_ids, pid)
+    else:
+        commands = []
+        for (program, path), mine in zip(MAPPERS, own, strict=True):
+            first, count = read_sub_ids(path, own[0])
+            commands.append([program, str(pid), *map(str, (0, mine, 1, 1, first, count))])
+        map_ids = functools.partial(_run_all, commands)
     go_r, go_w = os.pipe()
     said_r, said_w = os.pipe()
     helper = os.fork()
-    if helper == 0:  # outside, so that it may run the programs
+    if helper == 0:  # outside, where it may map the ids
         os.close(go_w)
         os.close(said_r)
         if os.read(go_r, 1):
-            os.write(said_w, _run_all(commands).encode()[:1000])
+            os.write(said_w, map_ids().encode()[:1000])
         os._exit(0)
     os.close(said_w)
     os.close(go_r)
@@ -114,10 +133,31 @@ def enter_user_namespace() -> None:
     _become_root()
 
 
+_is_inside = False
+"""Whether this process has entered a user namespace."""
+
+
 def _become_root() -> None:
+    global _is_inside
+    _is_inside = True
     os.setresgid(0, 0, 0)
     os.setgroups([])
     os.setresuid(0, 0, 0)
+
+
+def _map_same_ids(pid: int) -> str:
+    """Give the user namespace of a process all ids of this one, with the same numbers. Return why
+    this failed, or "".
+    """
+    try:
+        for kind in ("uid", "gid"):
+            ranges = [line.split() for line in _lines(f"/proc/self/{kind}_map")]
+            text = "".join(f"{inside} {inside} {count}\n" for inside, _, count in ranges)
+            with open(f"/proc/{pid}/{kind}_map", "w", encoding="ascii") as file:  # noqa: PTH123
+                file.write(text)
+    except OSError as error:
+        return f"the ids cannot be mapped: {error.strerror}"
+    return ""
 
 
 def _run_all(commands: list[list[str]]) -> str:
@@ -151,7 +191,7 @@ def ids_of_sandboxes() -> tuple[int, int]:
 def overlay_options() -> str:
     """Return the option of overlayfs that this process's user namespace needs, or ""."""
     is_host = [line.split() for line in _lines("/proc/self/uid_map")] == [_OF_HOST]
-    return "" if is_host else ",userxattr"
+    return "" if is_host and not _is_inside else ",userxattr"
 
 
 _OF_HOST = ["0", "0", "4294967295"]

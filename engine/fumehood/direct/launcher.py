@@ -629,7 +629,7 @@ def main() -> None:
     config = json.loads(sys.argv[1])
     os.umask(0o077)
     try:
-        if os.geteuid() != 0:
+        if not ids.may_make_namespaces():
             _enter_user_namespace(config["directory"])
         ids.ids_of_sandboxes()
     except (ids.NoIds, OSError) as error:

@@ -386,15 +386,13 @@ class Docker:
     async def save_image(self, image_id: str, file: IO[bytes]) -> None:
         """Write an image and its tag to `file`, from which another daemon can load them."""
 
-        def save(client: Any) -> None:
-            tags = client.inspect_image(image_id).get("RepoTags") or [image_id]
-            file.writelines(client.get_image(tags[0]))
-
-        await self.ask("save an image", save, TRANSFER_S)
+        await self.ask(
+            "save an image", lambda client: save_image(client, image_id, file), TRANSFER_S
+        )
 
     async def load_image(self, file: IO[bytes]) -> None:
         """Load an image from a file that `save_image` has written."""
-        await self.ask("load an image", lambda client: list(client.load_image(file)), TRANSFER_S)
+        await self.ask("load an image", lambda client: load_image(client, file), TRANSFER_S)
 
     async def ask(
         self,
@@ -513,6 +511,21 @@ def _make_client(host: str, timeout_s: float, **tls: Any) -> Any:
         trust_env = property(lambda self: False, lambda self, value: None)
 
     return Client(host, version="auto", timeout=timeout_s, **tls)
+
+
+def save_image(client: Any, image_id: str, file: IO[bytes]) -> None:
+    """Write an image and its tag to `file`."""
+    tags = client.inspect_image(image_id).get("RepoTags") or [image_id]
+    file.writelines(client.get_image(tags[0]))
+
+
+def load_image(client: Any, file: IO[bytes]) -> None:
+    """Load images from a file that `save_image` has written. Raises RuntimeFault if Docker refuses
+    the file.
+    """
+    for said in client.load_image(file):
+        if "error" in said:
+            raise DockerError(str(said["error"])[:500])
 
 
 def new_docker(own_images: Path) -> Docker:

@@ -24,7 +24,7 @@ from typing import IO, Any
 import docker
 from docker.errors import APIError, BuildError, ImageNotFound, NotFound
 
-from fumehood.docker.api import open_docker, typed_errors
+from fumehood.docker.api import load_image, open_docker, save_image, typed_errors
 from fumehood.image_store.faults import LINES_SEARCHED, build_error
 from fumehood.image_store.store import (
     GUEST,
@@ -251,6 +251,16 @@ class DockerStore:
         """
         found = self._client.containers(all=True, filters={"ancestor": layer})
         return [str(one["Names"][0]).removeprefix("/") for one in found]
+
+    @typed_errors()
+    def save(self, layer: str, file: IO[bytes]) -> None:
+        """Write an image and its tag to `file`, from which another daemon can load them."""
+        save_image(self._client, layer, file)
+
+    @typed_errors()
+    def load(self, file: IO[bytes]) -> None:
+        """Load images from a file that `save` has written."""
+        load_image(self._client, file)
 
     @typed_errors()
     def sweep(self) -> None:

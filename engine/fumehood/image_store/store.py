@@ -137,6 +137,14 @@ class ImageStore(Protocol):
     def users_of(self, layer: str) -> list[str]:
         """Return the names of the containers that use this layer. Stopped containers count too."""
 
+    def save(self, layer: str, file: IO[bytes]) -> None:
+        """Write a layer and all layers below it to `file`, from which `load` loads them."""
+
+    def load(self, file: IO[bytes]) -> None:
+        """Load layers from a file that `save` of the same kind of store has written. Raises
+        RuntimeFault if the file is invalid.
+        """
+
     def sweep(self) -> None:
         """Remove what killed builds have left behind. Steps that may still be running are kept."""
 

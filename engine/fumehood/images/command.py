@@ -1,5 +1,5 @@
-"""The commands `fumehood images build|list|new|remove`, for the images of containers. They need no
-daemon.
+"""The commands `fumehood images build|list|load|new|remove|save`, for the images of containers.
+They need no daemon.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from fumehood.core.escaping import visible
 from fumehood.core.json_types import JsonObject
 from fumehood.core.names import did_you_mean
 from fumehood.image_store.faults import ImageBuildError, build_error
-from fumehood.image_store.find import list_images
+from fumehood.image_store.find import find_image, list_images
 from fumehood.image_store.store import ImageStore, open_store
 from fumehood.images.build import (
     Built,
@@ -49,6 +49,7 @@ from fumehood.sandbox.images.recipe import (
     recipe_of,
 )
 from fumehood.sandbox.trusted_files import Untrusted
+from fumehood.sandbox.wall import ImageMissing
 
 if TYPE_CHECKING:
     from fumehood.config import Config
@@ -128,6 +129,57 @@ def new_image(
     )
     if wants_json(as_json):
         show_json(_document(image))
+
+
+@images.command("save")
+def save_image(
+    name: Annotated[str, typer.Argument(help="Image to save.")],
+    file: Annotated[Path, typer.Argument(help="File to write.")],
+) -> None:
+    """Write an image to a file, for a host that cannot build images."""
+    config = read_config()
+    store = _open_store(config)
+    _require_known(store, name, config.own_images)
+    new = file.with_name(f".{file.name}.new")
+    try:
+        image = find_image(store, name, own=config.own_images)
+        with new.open("wb") as opened:
+            store.save(image.id, opened)
+        new.replace(file)
+    except ImageMissing as missing:
+        fail(missing.message, ExitCode.UNAVAILABLE)
+    except RuntimeFault as error:
+        fail(f"{store.name} could not save the image. {error}", ExitCode.UNAVAILABLE)
+    except OSError as error:
+        fail(f"The file cannot be written: {error.strerror or error}", ExitCode.UNAVAILABLE)
+    finally:
+        new.unlink(missing_ok=True)
+    print(f"{file}: {file.stat().st_size / 1e6:.0f} MB", file=sys.stderr)
+
+
+@images.command("load")
+def load_images(
+    file: Annotated[Path, typer.Argument(help="File that `images save` has written.")],
+) -> None:
+    """Load an image from a file. Whoever has made the file decides what runs in containers."""
+    config = read_config()
+    store = _open_store(config)
+    try:
+        before = {image.id for image in list_images(store)}
+        with file.open("rb") as opened:
+            store.load(opened)
+        new = [
+            image for image in list_images(store, own=config.own_images) if image.id not in before
+        ]
+    except RuntimeFault as error:
+        fail(f"{store.name} could not load the image. {error}", ExitCode.UNAVAILABLE)
+    except OSError as error:
+        fail(f"The file cannot be read: {error.strerror or error}", ExitCode.UNAVAILABLE)
+    for image in new:
+        fits = "" if image.is_own else ", which another version of the engine has built"
+        print(f"{image.name}: loaded, {image.id}{fits}", file=sys.stderr)
+    if not new:
+        print("Nothing is new in it.", file=sys.stderr)
 
 
 @images.command("remove")

@@ -13,6 +13,7 @@ from fumehood.direct import host
 def _fit(monkeypatch: pytest.MonkeyPatch) -> None:
     """A host that has everything."""
     monkeypatch.setattr(host.os, "geteuid", lambda: 0)
+    monkeypatch.setattr(host.ids, "may_make_namespaces", lambda: True)
     monkeypatch.setattr(host, "_kernel", lambda: (6, 1))
     monkeypatch.setattr(host, "_user_namespaces", lambda: 1000)
 
@@ -45,6 +46,8 @@ def _user(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host.shutil, "which", lambda program, path: f"/usr/bin/{program}")
     monkeypatch.setattr(host.ids, "read_sub_ids", lambda path, user: (100_000, 65_536))
     monkeypatch.setattr(host, "_read", lambda path: "")
+    monkeypatch.setattr(host, "_failed_namespaces", lambda: "")
+    monkeypatch.setattr(host.ids, "may_make_namespaces", lambda: False)
 
 
 @pytest.mark.usefixtures("_user")
@@ -73,6 +76,24 @@ def test_user_without_subordinate_ids_is_told_how_to_get_some(
     assert unfit is not None
     assert "/etc/subuid" in unfit.message
     assert "usermod" in unfit.remedy
+
+
+@pytest.mark.usefixtures("_user")
+@pytest.mark.parametrize(("failed", "words"), [("user", "user namespaces"), ("proc", "/proc")])
+@pytest.mark.parametrize("uid", [0, 4242])
+def test_container_that_forbids_namespaces_is_told_how_to_start_it(
+    failed: str, words: str, uid: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host, "_failed_namespaces", lambda: failed)
+    monkeypatch.setattr(host.os, "geteuid", lambda: uid)
+    unfit = host.why_unfit(None)
+    assert unfit is not None
+    assert words in unfit.message
+    assert "systempaths=unconfined" in unfit.remedy
+
+
+def test_namespaces_are_really_tried() -> None:
+    assert host._failed_namespaces() in ("", "user", "proc")
 
 
 @pytest.mark.usefixtures("_user")

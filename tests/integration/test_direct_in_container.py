@@ -1,0 +1,76 @@
+"""An engine in a container of Docker: it runs programs if the container permits namespaces."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sysconfig
+from pathlib import Path
+
+import pytest
+
+import fumehood
+from conftest import ready_image
+from fumehood.direct.store import open_store
+from support import direct_as_user
+from support.direct import ready_direct_image
+
+pytestmark = [
+    pytest.mark.needs("docker"), pytest.mark.needs("direct"), pytest.mark.row("B13"),
+    # The engine's libraries are mounted into a container of an image with Debian's Python.
+    pytest.mark.needs("python-of-images"),
+]  # fmt: skip
+
+SECCOMP = "--security-opt=seccomp=unconfined"
+PATHS = "--security-opt=systempaths=unconfined"
+CODES = {"user": "import os\n[os.getuid(), open('/proc/self/uid_map').read().split()]"}
+SAYS_WHY = """
+from fumehood.direct.host import why_unfit
+unfit = why_unfit(None)
+print("fit" if unfit is None else f"{unfit.message} {unfit.remedy}")
+"""
+
+
+def run_in_container(place: Path, options: list[str], *arguments: str) -> str:
+    """Run Python with the engine in a container, and return what it printed. `place` is mounted."""
+    engine = Path(fumehood.__file__).parents[1]
+    done = subprocess.run(
+        [
+            "docker", "run", "--rm", "--network=none", "--user=0", "--memory=1g", *options,
+            "--entrypoint=/usr/bin/python3", "--env=HOME=/root", "--env=PYTHONDONTWRITEBYTECODE=1",
+            "--env=PYTHONPATH=/fh/engine:/fh/site", f"--volume={engine}:/fh/engine:ro",
+            f"--volume={sysconfig.get_path('purelib')}:/fh/site:ro", f"--volume={place}:/place:ro",
+            ready_image("python").id, *arguments,
+        ],
+        capture_output=True, text=True, timeout=900, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ([], "user namespaces. In a container of Docker: --security-opt seccomp=unconfined"),
+        ([SECCOMP], "/proc"),
+        ([SECCOMP, PATHS], "fit"),
+    ],
+    ids=["default", "seccomp", "both"],
+)
+def test_engine_says_what_the_container_must_permit(
+    options: list[str], words: str, tmp_path: Path
+) -> None:
+    assert words in run_in_container(tmp_path, options, "-c", SAYS_WHY)
+
+
+def test_root_in_a_container_runs_programs_of_the_grade_watched(tmp_path: Path) -> None:
+    with (tmp_path / "image.tar").open("wb") as file:
+        open_store().save(ready_direct_image("python").id, file)
+    shutil.copyfile(direct_as_user.__file__, tmp_path / "driver.py")
+    request = json.dumps({"image": "/place/image.tar", "codes": CODES})
+    said = json.loads(run_in_container(tmp_path, [SECCOMP, PATHS], "/place/driver.py", request))
+    assert said["ended"]["user"]["value"] == [10001, ["0", "2000000000", "65536"]]
+    assert said["lives"]["counted"] == [1, 2, 3, 4]  # also after the launcher was killed
+    assert (said["lives"]["grade"], said["lives"]["left"]) == ("watched", [])
+    assert said["refused"].startswith("GradeTooLow")
