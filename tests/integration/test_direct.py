@@ -635,6 +635,7 @@ HOSTILE = [
     "through a link",
     "by a long way",
     "hard link",
+    "hard link to a device",
     "owner",
     "negative owner",
 ]
@@ -664,6 +665,12 @@ def test_hostile_archive_writes_and_reads_nothing_outside(
         if case == "hard link":
             member = tarfile.TarInfo("stolen")
             member.type, member.linkname = tarfile.LNKTYPE, "../../../secret"
+        elif case == "hard link to a device":
+            device = tarfile.TarInfo("device")
+            device.type = tarfile.CHRTYPE
+            made.addfile(device)
+            member = tarfile.TarInfo("stolen")
+            member.type, member.linkname = tarfile.LNKTYPE, "device"
         elif "owner" in case:
             member.uid = 70_000 if case == "owner" else -FIRST_ID
             member.mode = 0o4755
@@ -677,6 +684,62 @@ def test_hostile_archive_writes_and_reads_nothing_outside(
     assert not [*tmp_path.rglob("escaped")]
     assert not [*tmp_path.rglob("stolen")]
     assert store.layers("a") == []
+
+
+def rewritten(archive: Path, change: str, name: str) -> Path:
+    """A saved layer, changed by somebody else. Its digest is right."""
+    target = archive.with_name("rewritten")
+    with tarfile.open(archive) as given, tarfile.open(target, "w") as made:
+        for member in given:
+            content = given.extractfile(member) if member.isreg() else None
+            if change == "link" and member.name.startswith(f"{name}/files"):
+                if member.name == f"{name}/files":
+                    member.type, member.linkname = tarfile.SYMTYPE, "/etc"
+                    made.addfile(member)
+                continue
+            if change == "description" and member.name == f"{name}/layer.json":
+                about = json.loads(content.read() if content else b"")
+                about["created"], about["size_bytes"] = float("nan"), 5
+                data = json.dumps(about).encode()
+                member.size, content = len(data), io.BytesIO(data)
+            made.addfile(member, content)
+    return target
+
+
+@pytest.mark.parametrize("change", ["link", "description", "none"])
+def test_layer_that_somebody_else_has_made_does_no_harm(
+    change: str, tmp_path: Path, launcher: Path
+) -> None:
+    file, saved = tmp_path / "archive", tmp_path / "saved"
+    with tarfile.open(file, mode="w") as made:
+        made.addfile(tarfile.TarInfo("made"))
+    store = DirectoryStore(tmp_path / "layers", launcher)
+    layer = store.import_root(file, {"a": "b"})
+    with saved.open("wb") as opened:
+        store.save(layer, opened)
+    other = DirectoryStore(tmp_path / "others", launcher)
+    with rewritten(saved, change, layer.removeprefix("sha256:")).open("rb") as opened:
+        if change == "link":
+            with pytest.raises(LayerChanged):
+                other.load(opened)
+        else:
+            other.load(opened)
+    found = other.layers("a")
+    assert [one.id for one in found] == ([] if change == "link" else [layer])
+    assert [path.name for path in (tmp_path / "others").glob(".*")] == []
+
+
+def test_folder_of_a_mount_that_is_a_link_is_refused(tmp_path: Path, launcher: Path) -> None:
+    file, outside = tmp_path / "archive", tmp_path / "outside"
+    outside.mkdir()
+    with tarfile.open(file, mode="w") as made:
+        link = tarfile.TarInfo("run")
+        link.type, link.linkname = tarfile.SYMTYPE, str(outside)
+        made.addfile(link)
+    store = DirectoryStore(tmp_path / "layers", launcher)
+    with pytest.raises(LayerChanged):
+        store.import_root(file, {"a": "b"})
+    assert list(outside.iterdir()) == []
 
 
 def test_twin_plain_archive_is_imported_and_nobody_gains_rights(

@@ -79,7 +79,89 @@ with open("{path}", "w+b") as file:
 open("{path}", "rb").read(4) == b"made"
 """
 
+DEAD_FIRST_THREAD = """
+import ctypes, os, threading, time
+libc = ctypes.CDLL(None)
+EXIT = {{"x86_64": 60, "aarch64": 93}}[os.uname().machine]
+def eat():
+    eaten = bytearray(b"x") * ({mb} << 20)
+    time.sleep(20)
+    os._exit(0)
+for _ in range(3):
+    if os.fork() == 0:
+        threading.Thread(target=eat).start()
+        libc.syscall(EXIT, 0)
+time.sleep({s})
+"""
+
+ACCEPT_QUEUE = """
+import socket
+listener = socket.socket(socket.AF_UNIX)
+listener.bind("\\0full")
+listener.listen(4096)
+for _ in range({count}):
+    end = socket.socket(socket.AF_UNIX)
+    end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 << 20)
+    end.connect("\\0full")
+    end.setblocking(False)
+    try:
+        while True:
+            end.send(bytes(65536))
+    except BlockingIOError:
+        pass
+    end.close()
+import time
+time.sleep({s})
+"""
+
+SPAWNS = """
+import subprocess
+kept = bytearray(b"x") * (80 << 20)
+for _ in range(150):
+    subprocess.run(["/bin/true"], check=True)
+len(kept) >> 20
+"""
+
+HOLDS_PAGES = """
+import ctypes, errno, os, tempfile
+libc = ctypes.CDLL(None, use_errno=True)
+found = []
+r, w = os.pipe()
+with tempfile.TemporaryFile() as file:
+    file.write(b"x" * 4096)
+    file.flush()
+    for call in (lambda: os.sendfile(w, file.fileno(), 0, 4096),
+                 lambda: os.splice(file.fileno(), w, 4096)):
+        try:
+            call()
+            found.append(0)
+        except OSError as error:
+            found.append(error.errno)
+NUMBERS = {{"x86_64": (278, 276), "aarch64": (75, 77)}}[os.uname().machine]
+for number in NUMBERS:
+    ctypes.set_errno(0)
+    libc.syscall(number, w, 0, 0, 0)
+    found.append(ctypes.get_errno())
+found
+""".replace("{{", "{").replace("}}", "}")
+
+COPIES_FILES = """
+import shutil
+with open("a", "wb") as file:
+    file.write(b"x" * 1_000_000)
+shutil.copyfile("a", "b")
+import os
+os.path.getsize("b")
+"""
+
 CODES = {
+    "dead-thread": DEAD_FIRST_THREAD.format(mb=60, s=10),
+    "dead-thread-twin": DEAD_FIRST_THREAD.format(mb=10, s=1),
+    "queue": ACCEPT_QUEUE.format(count=900, s=5),
+    "queue-twin": ACCEPT_QUEUE.format(count=50, s=0),
+    "spawns": SPAWNS,
+    "pages": HOLDS_PAGES,
+    "copies-files": COPIES_FILES,
     "children": FORKS_THAT_EAT.format(count=6, mb=40, s=30),
     "children-twin": FORKS_THAT_EAT.format(count=6, mb=8, s=0.2),
     "copies": FORKS.format(most=40),  # they share the memory of the first process
@@ -190,6 +272,25 @@ def test_guest_watches_the_memory_of_all_processes_together(said: dict[str, Any]
     assert ended(said, "children")[0] == "memory"
     assert said["ended"]["children"]["peak"] > MEMORY_MB * MB
     assert ended(said, "children-twin")[0] == "ok"
+
+
+def test_process_whose_first_thread_has_ended_is_counted(said: dict[str, Any]) -> None:
+    assert ended(said, "dead-thread")[0] == "memory"
+    assert ended(said, "dead-thread-twin")[0] == "ok"
+
+
+def test_data_in_sockets_counts_as_memory(said: dict[str, Any]) -> None:
+    assert ended(said, "queue")[0] == "memory"
+    assert ended(said, "queue-twin")[0] == "ok"
+
+
+def test_program_that_starts_many_processes_is_not_counted_twice(said: dict[str, Any]) -> None:
+    assert ended(said, "spawns") == ("ok", 80)
+
+
+def test_pages_cannot_be_left_in_pipes(said: dict[str, Any]) -> None:
+    assert ended(said, "pages") == ("ok", [22, 22, 22, 22])  # EINVAL
+    assert ended(said, "copies-files") == ("ok", 1_000_000)
 
 
 def test_memory_that_processes_share_is_counted_once(said: dict[str, Any]) -> None:

@@ -88,6 +88,7 @@ async def lives_of(direct: Direct, image: Any) -> dict[str, Any]:
     before = states(pid)
     await direct.pause(spec.name)
     paused = states(pid)
+    await direct.pause(spec.name)  # a second time
     await direct.unpause(spec.name)
     counted.append((await run(container, COUNTS, keep=True)).result["value"])
     status = Path(f"/proc/{pid}/status").read_text()

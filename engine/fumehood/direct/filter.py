@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from fumehood.guest.container.filter import ALLOWED, DECIDED, ENOSYS
+from fumehood.guest.container.filter import ALLOWED, DECIDED, ENOSYS, UNCOUNTED
 from fumehood.guest.core import seccomp
 from fumehood.guest.core.syscalls import HIGHEST_KNOWN
 
@@ -23,14 +23,20 @@ NARROWED = ("clone", "clone3", "personality", "socket", "socketpair")
 """System calls for which the rule of programs is also that of the guest."""
 
 
-@lru_cache(maxsize=1)
-def build_outer_filter() -> bytes:
+@lru_cache(maxsize=3)
+def build_outer_filter(*, may_compare: bool = False, counts_memory: bool = False) -> bytes:
     """Return the filter for this machine's architecture, as bytes for `seccomp.install`.
+
+    `may_compare` says whether the guest may compare the memory of processes (kcmp), with which it
+    watches them. `counts_memory` says whether memory that a watch does not find is refused, as it
+    is to programs.
 
     Raises:
         OSError: the architecture is not supported.
     """
     rules = {name: DECIDED[name] for name in NARROWED}
-    rules |= {name: [seccomp.allow()] for name in (*ALLOWED, *MORE)}
+    more = (*MORE, "kcmp") if may_compare else MORE
+    rules |= {name: [seccomp.allow()] for name in (*ALLOWED, *more)}
+    rules |= UNCOUNTED if counts_memory else {}
     newer = seccomp.refuse_greater(HIGHEST_KNOWN, ENOSYS)
     return seccomp.build(None, rules, *newer, seccomp.refuse())

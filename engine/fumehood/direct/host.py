@@ -18,8 +18,8 @@ from pathlib import Path
 from fumehood.direct import ids
 from fumehood.sandbox.container.runtime import Unfit
 
-LEAST_KERNEL = (5, 12)
-"""The first Linux with mount_setattr(2)."""
+LEAST_KERNEL = (5, 14)
+"""The first Linux that counts processes for each user namespace (RLIMIT_NPROC)."""
 
 TRIES_NAMESPACES = """
 import ctypes, os
@@ -61,7 +61,7 @@ def _faults(oci_runtime: str | None) -> Iterator[Unfit]:
         )
     if sys.platform != "linux" or _kernel() < LEAST_KERNEL:
         yield Unfit(
-            "Direct sandboxes need Linux 5.12.",
+            "Direct sandboxes need Linux 5.14.",
             "Use a newer kernel, or set container.engine to docker.",
         )
     for name in ("user", "pid", "net", "mnt", "ipc", "uts", "cgroup"):

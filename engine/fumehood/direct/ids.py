@@ -211,7 +211,11 @@ def _largest(path: str) -> tuple[int, int]:
     for inside, _, count in ranges:
         if inside <= FIRST_ID and inside + count >= FIRST_ID + IDS:
             return FIRST_ID, IDS
-    # Not the id 0, which is the user who runs the launcher.
-    free = [(inside + count - max(1, inside), max(1, inside)) for inside, _, count in ranges]
+    # Not the id 0, which is the user who runs the launcher. If other users of a container have the
+    # next ids, the upper half.
+    free = []
+    for inside, _, count in ranges:
+        first = max(1, count // 2) if inside == 0 else inside
+        free.append((inside + count - first, first))
     count, first = max(free, default=(0, 1))
     return first, min(count, IDS)

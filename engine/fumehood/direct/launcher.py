@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
 import hashlib
 import json
 import os
@@ -50,6 +51,12 @@ PATIENCE_S = 5.0
 
 TAKEOVER = "\0fumehood-takeover"
 """Address of the guest's socket for takeovers. *Source*: `guest/container/takeover.py`."""
+
+STOP_S = 1.0
+"""Maximum seconds until all processes of a sandbox without a control group are stopped."""
+
+STOPPING = 1 << (signal.SIGSTOP - 1)
+"""The bit of SIGSTOP in a set of signals."""
 
 UNKNOWN_STATUS = 255
 """Exit code of a sandbox that has ended while no launcher was its parent."""
@@ -234,12 +241,47 @@ class Launcher:
 
     def _freeze(self, held: Sandbox, *, frozen: bool) -> None:
         if held.group.version == cgroups.NONE:
-            held.stopped = _stop(held.pid) if frozen else _resume(held.stopped)
+            if frozen:
+                self._stop(held)
+            else:
+                self._resume(held)
         elif not held.group.freeze(frozen=frozen):
             raise Refused("failed", "the sandbox cannot be frozen")
         held.is_paused = frozen
         with contextlib.suppress(OSError):
             self._write_down(held)
+
+    def _stop(self, held: Sandbox) -> None:
+        """Stop all processes of a sandbox, and note those that were not stopped before.
+
+        Raises:
+            Refused: they do not all stop in time.
+        """
+        until = time.monotonic() + STOP_S
+        try:
+            while time.monotonic() < until:
+                running = [pid for pid in _processes_of(held.pid) if not _is_stopped(pid)]
+                if not running:
+                    return
+                known = {pid for pid, _ in held.stopped}
+                held.stopped += [(pid, _began(pid)) for pid in running if pid not in known]
+                self._write_down(held)  # before, so that the next launcher can resume them
+                for pid in running:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGSTOP)
+                time.sleep(0.002)
+        except OSError:
+            pass
+        self._resume(held)
+        raise Refused("failed", "the processes of the sandbox do not stop")
+
+    def _resume(self, held: Sandbox) -> None:
+        """Resume the processes that `_stop` has noted."""
+        for pid, began in held.stopped:
+            with contextlib.suppress(ProcessLookupError):
+                if _began(pid) == began:
+                    os.kill(pid, signal.SIGCONT)
+        held.stopped = []
 
     def _launch(self, plan: dict[str, Any], descriptors: list[int]) -> dict[str, Any]:
         name = plan["name"]
@@ -256,15 +298,15 @@ class Launcher:
         except cgroups.NotLimited as error:
             raise Refused("limits", str(error)) from None
         pid = 0
+        started = Sandbox(
+            name, 0, 0, plan["image_id"], plan["layers"], plan["labels"],
+            plan["disk"] and plan["disk"][0], group,
+        )  # fmt: skip
         try:
             with self._mounts(plan, group) as trees:
                 plan["ids"] = [[0, *self._ids]]
-                pid = sandbox.start(plan, trees, descriptors, group.join)
-            started = Sandbox(
-                name, pid, _began(pid), plan["image_id"], plan["layers"], plan["labels"],
-                plan["disk"] and plan["disk"][0], group,
-            )  # fmt: skip
-            self._write_down(started)
+                on_first = functools.partial(self._note_first, started)
+                pid = sandbox.start(plan, trees, descriptors, group.join, on_first)
             self._hold(started)
             self._groups.share(len(self._held))
         except BaseException as error:
@@ -281,6 +323,11 @@ class Launcher:
                 raise Refused("failed", str(error)) from None
             raise
         return {"pid": pid}
+
+    def _note_first(self, started: Sandbox, first: int) -> None:
+        """Write down a sandbox whose first process waits for its start."""
+        started.pid, started.began = first, _began(first)
+        self._write_down(started)
 
     @contextlib.contextmanager
     def _mounts(self, plan: dict[str, Any], group: cgroups.Group) -> Iterator[dict[str, int]]:
@@ -378,11 +425,11 @@ class Launcher:
         if held.sandbox.exit_code is not None:
             self._forget(held)
             return {}
-        held.waiting.append(connection)
         # Killing the first process of a PID namespace kills all its processes, and the kernel ends
         # it after them.
         with contextlib.suppress(ProcessLookupError):  # it has just been reaped
             signal.pidfd_send_signal(held.process, signal.SIGKILL)
+        held.waiting.append(connection)
         held.sandbox.group.freeze(frozen=False)  # a frozen process may not end
         return None
 
@@ -481,6 +528,10 @@ def _work_on_layers(
     try:
         store = layers.Layers(request["home"], sandbox_ids)
         file = os.fdopen(descriptors[0], "r+b", 0) if descriptors else None
+        if file is not None:  # an earlier worker may have been killed in the middle
+            file.seek(request["offset"])
+            if request["call"] == "save":
+                file.truncate()
         return store.do(request["call"], request["with"], file)
     except layers.Refused as refused:
         return {"error": str(refused), "kind": refused.kind}
@@ -535,46 +586,19 @@ def _processes_of(first: int) -> list[int]:
 
 
 def _is_stopped(pid: int) -> bool:
-    """Whether a process is stopped, has ended, or is gone. *Source*: proc_pid_stat(5), state."""
-    try:
-        with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as file:
-            return file.read().rpartition(")")[2].split()[0] in "TtZX"
-    except OSError:
-        return True
-
-
-def _stop(first: int) -> list[tuple[int, int]]:
-    """Stop all processes of the sandbox whose first process is `first`. Return the processes that
-    were not stopped before: process id and beginning of each.
-
-    Raises:
-        Refused: they do not all stop in time.
+    """Whether all threads of a process are stopped or have ended. A thread that waits for a process
+    that it has started by vfork(2) counts as stopped if it will stop afterwards. *Source*:
+    proc_pid_status(5).
     """
-    stopped: dict[int, int] = {}
-    until = time.monotonic() + cgroups.FREEZE_S
-    try:
-        while time.monotonic() < until:
-            running = [pid for pid in _processes_of(first) if not _is_stopped(pid)]
-            if not running:
-                return list(stopped.items())
-            for pid in running:
-                stopped[pid] = _began(pid)
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGSTOP)
-            time.sleep(0.002)
-    except OSError:
-        pass
-    _resume(list(stopped.items()))
-    raise Refused("failed", "the processes of the sandbox do not stop")
-
-
-def _resume(stopped: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Resume processes that `_stop` has stopped. Return [], the processes that are stopped now."""
-    for pid, began in stopped:
-        with contextlib.suppress(ProcessLookupError):
-            if _began(pid) == began:
-                os.kill(pid, signal.SIGCONT)
-    return []
+    with contextlib.suppress(OSError):
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            with open(f"/proc/{pid}/task/{thread}/status", encoding="utf-8", errors="replace") as f:
+                shown = dict(line.split(":", 1) for line in f if ":" in line)
+            state = shown["State"].split()[0]
+            pending = int(shown["SigPnd"], 16) | int(shown["ShdPnd"], 16)
+            if state not in "TtZX" and not (state == "D" and pending & STOPPING):
+                return False
+    return True
 
 
 def _take_over(process: int, epoch: int, descriptors: list[int]) -> None:

@@ -167,7 +167,9 @@ class Layers:
                     with suppress(FileNotFoundError):
                         is_old = time.time() - path.stat().st_mtime > UNFINISHED_S
                         if is_old or path.name.startswith(".gone-"):
-                            shutil.rmtree(path, ignore_errors=True)
+                            with locked(path) as is_unused:
+                                if is_unused:
+                                    shutil.rmtree(path, ignore_errors=True)
         return {}
 
     def save(self, file: IO[bytes], layers: Sequence[str]) -> dict[str, Any]:
@@ -194,12 +196,11 @@ class Layers:
         name = self.new(file, [])["new"]
         try:
             files = self._home / name / FILES
-            for directory in [path for path in files.iterdir() if (path / ABOUT).is_file()]:
-                about = json.loads((directory / ABOUT).read_text(encoding="utf-8"))
+            for directory in list(files.iterdir()):
+                about = _about_of(directory)
                 digest = self._digest(directory / FILES, about["below"], about["labels"])
                 if digest != directory.name:
                     raise Refused("changed", "The archive contains a layer that was changed.")
-                about["stamp"] = stamp_of(directory / FILES)
                 (directory / ABOUT).unlink()
                 os.chown(directory, os.geteuid(), os.getegid())
                 (directory / ABOUT).write_text(json.dumps(about), encoding="utf-8")
@@ -256,6 +257,8 @@ class Layers:
             shown = repr(member.name[:200])
             if any(_leads_elsewhere(target, *name) for name in names):
                 raise Refused("changed", f"The archive contains {shown}, which leads outside.")
+            if member.islnk() and not (target / member.linkname).is_file():
+                raise Refused("changed", f"The archive contains {shown}, a link to nothing.")
             if not (0 <= member.uid < count and 0 <= member.gid < count):
                 raise Refused("changed", f"The owner of {shown} is not one of a sandbox.")
             self._make_folder(target, Path(member.name).parent)  # an archive may leave folders out
@@ -278,6 +281,8 @@ class Layers:
         """Make a directory and those above it below `files`, if they are missing. Their owner is
         the root of sandboxes.
         """
+        if path.parts and _leads_elsewhere(files, str(path), True):
+            raise Refused("changed", f"The archive has something else at {str(path)!r}.")
         for folder in [*reversed(path.parents), path]:
             if not (files / folder).exists():
                 (files / folder).mkdir()
@@ -306,6 +311,31 @@ REQUESTS = frozenset(
 
 WITH_FILE = frozenset({"new", "save", "load"})
 """The requests that come with an open archive."""
+
+
+def _about_of(directory: Path) -> dict[str, Any]:
+    """Return the description of a layer that was extracted from an archive, and is untrusted.
+
+    Raises:
+        Refused: this is no layer.
+    """
+    files, file = directory / FILES, directory / ABOUT
+    kinds = [path.lstat().st_mode if os.path.lexists(path) else 0 for path in (directory, files)]
+    if not all(map(stat.S_ISDIR, kinds)) or file.is_symlink() or not file.is_file():
+        raise Refused("changed", "The archive contains something that is no layer.")
+    if any(_is_removal(path) for path in files.rglob("*")):
+        raise Refused("changed", "The archive contains a layer that hides files.")
+    found = json.loads(file.read_text(encoding="utf-8"))
+    below = found["below"]
+    if below is not None and not _LAYER.fullmatch(str(below).removeprefix(PREFIX)):
+        raise Refused("changed", "The archive contains a layer with a wrong description.")
+    return {
+        "below": below,
+        "labels": {str(name): str(value) for name, value in found["labels"].items()},
+        "created": min(max(0.0, float(found["created"])), time.time()),
+        "size_bytes": int(found["size_bytes"]),
+        "stamp": stamp_of(files),
+    }
 
 
 def read_about(directory: Path) -> dict[str, Any] | None:

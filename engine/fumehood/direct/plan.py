@@ -50,6 +50,12 @@ STEP_MEMORY_BYTES = 1 << 30
 STEP_PROCESSES = 64
 """The limits of a build step: those of its memory, and of the number of its processes."""
 
+WATCHED_STEP_PROCESSES = 16
+"""The number of processes of a build step whose processes have no common limit on memory."""
+
+_NO_PRIORITY: JsonObject = {"RTPRIO": 0, "NICE": 0, "MEMLOCK": 65_536}
+"""Limits that the engine's user may have raised for desktop programs."""
+
 
 def plan_of(
     spec: ContainerSpec, layers: Sequence[Path], device: str | None, *, is_watched: bool
@@ -76,13 +82,14 @@ def plan_of(
             "FSIZE": spec.writable_mb[WORKSPACE] * MB,
             "MSGQUEUE": 0,
             "NOFILE": GUEST_OPEN_FILES,
+            **_NO_PRIORITY,
             # They count for the host's root also, because its launcher makes the user namespace.
             "SIGPENDING": SIGNALS,
         },
         "tmpfs": tmpfs,
         "disk": [spec.disk[0], device, WORKSPACE] if spec.disk is not None else None,
         **_COMMON,
-        "filter": build_outer_filter().hex(),
+        "filter": build_outer_filter(may_compare=is_watched).hex(),
         "memory_bytes": spec.memory_bytes,
         "processes": spec.processes,
         "cpus": spec.cpus,
@@ -114,12 +121,13 @@ def step_plan(
             "CORE": 0,
             "MSGQUEUE": 0,
             "SIGPENDING": SIGNALS,
-            **({"AS": STEP_MEMORY_BYTES, "NPROC": STEP_PROCESSES} if is_watched else {}),
+            **_NO_PRIORITY,
+            **({"AS": STEP_MEMORY_BYTES, "NPROC": WATCHED_STEP_PROCESSES} if is_watched else {}),
         },
         "tmpfs": {"/tmp": [256, 65_536, "1777"], "/dev/shm": [64, 1024, "1777"]},  # noqa: S108
         "disk": None,
         **_COMMON,
-        "filter": build_outer_filter().hex(),
+        "filter": build_outer_filter(counts_memory=is_watched).hex(),
         "memory_bytes": STEP_MEMORY_BYTES,
         "processes": STEP_PROCESSES,
         "cpus": float(os.cpu_count() or 1),

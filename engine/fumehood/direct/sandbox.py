@@ -63,6 +63,12 @@ DEVICE_LINKS = {
     "stderr": "/proc/self/fd/2", "ptmx": "pts/ptmx",
 }  # fmt: skip
 
+SMALL_BUFFERS = {
+    "ipv4/tcp_rmem": "4096 65536 65536", "ipv4/tcp_wmem": "4096 65536 65536",
+    "unix/max_dgram_qlen": "1",
+}  # fmt: skip
+"""Settings of the network of a sandbox whose memory is watched."""
+
 PLACE = "/tmp"  # noqa: S108 - nothing is written there
 """Where the root of a sandbox is attached in the mount namespace of the sandbox. Every user of the
 host can reach this directory, also the sandbox's root.
@@ -140,8 +146,10 @@ def start(
     trees: dict[str, int],
     streams: Sequence[int],
     join_group: Callable[[], None],
+    on_first: Callable[[int], None],
 ) -> int:
-    """Start a sandbox, and return the process id of its first process.
+    """Start a sandbox, and return the process id of its first process. Before this process does
+    anything, `on_first` is called with its id.
 
     `trees` maps paths in the sandbox to descriptors of mounts. The first of them is `/`. `streams`
     are the descriptors of the command's standard streams. `join_group` moves the calling process
@@ -165,21 +173,22 @@ def start(
             _map_ids(builder, plan["ids"])
             ours.send(b"mapped")
             first = int(_expect(ours, "first"))
+            on_first(first)
             ours.send(b"go")
             said = ours.recv(MESSAGE_BYTES)  # the end of the stream: the command was executed
         if said:
             raise NotStarted(said.decode("utf-8", "replace"))
-    except (OSError, NotStarted) as error:
+    except (OSError, ValueError, NotStarted) as error:
         for pid in (builder, first):
             if pid:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
-        if first:
+        os.waitpid(builder, 0)
+        if first:  # whose parent is now this process
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(first, 0)
         raise NotStarted(str(error)) from None
-    finally:
-        os.waitpid(builder, 0)
+    os.waitpid(builder, 0)
     return first
 
 
@@ -243,6 +252,8 @@ def _become_first(
 ) -> None:
     """Become the command in the sandbox. This process is the first of its PID namespace."""
     filter_ = bytes.fromhex(plan["filter"])
+    if plan["is_watched"]:
+        _limit_buffers()
     _mount_all(plan, trees)
     socket.sethostname("sandbox")
     _use_loopback()
@@ -325,6 +336,15 @@ def _restrict(masked: Sequence[str], read_only: Sequence[str]) -> None:
 
 def _attach(tree: int, target: str) -> None:
     _syscall(_MOVE_MOUNT, tree, b"", _AT_FDCWD, target.encode(), _MOVE_FROM_DESCRIPTOR)
+
+
+def _limit_buffers() -> None:
+    """Keep the buffers of TCP connections from growing, and queues of Unix datagrams short. The
+    operating system has these settings for each network namespace. *Source*: tcp(7), unix(7).
+    """
+    for name, value in SMALL_BUFFERS.items():
+        with open(f"/proc/sys/net/{name}", "w", encoding="ascii") as file:
+            file.write(value)
 
 
 def _use_loopback() -> None:

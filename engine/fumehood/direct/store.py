@@ -273,7 +273,9 @@ class DirectoryStore:
             OSError: the files cannot be read or written.
         """
         request = {"do": "layers", "call": call, "home": str(self._home), "with": arguments}
-        return self._ask_launcher(request, [] if file is None else [file.fileno()])
+        if file is None:
+            return self._ask_launcher(request)
+        return self._ask_launcher({**request, "offset": file.tell()}, [file.fileno()])
 
     def _ask_launcher(self, request: JsonObject, descriptors: Sequence[int] = ()) -> JsonObject:
         answer = ask_launcher(self._launcher, request, list(descriptors), REQUEST_S)

@@ -26,6 +26,7 @@ def test_plan_has_every_limit_of_the_specification() -> None:
     assert (plan["memory_bytes"], plan["processes"], plan["cpus"]) == (544 * MB, 76, 1.5)
     assert plan["rlimits"] == {
         "CORE": 0, "FSIZE": 128 * MB, "MSGQUEUE": 0, "NOFILE": 1024, "SIGPENDING": 1024,
+        "RTPRIO": 0, "NICE": 0, "MEMLOCK": 65_536,
     }  # fmt: skip
     assert plan["tmpfs"] == {
         "/workspace": [128, 4096, "1777"],

@@ -30,7 +30,8 @@ from types import MappingProxyType
 from fumehood.guest.core import kernel, seccomp
 from fumehood.guest.core.syscalls import HIGHEST_KNOWN
 
-ENOSYS = 38
+ENOSYS, EINVAL = 38, 22
+SOL_SOCKET = 1
 
 ALLOWED = (
     "accept", "accept4", "access", "alarm", "arch_prctl", "bind", "brk", "capget", "capset",
@@ -112,14 +113,24 @@ them.
 
 _SHARED_WITHOUT_FILE = mmap.MAP_SHARED | mmap.MAP_ANONYMOUS
 
+_SIZES_OF_BUFFERS = (7, 8, 32, 33)
+"""SO_SNDBUF, SO_RCVBUF, SO_SNDBUFFORCE and SO_RCVBUFFORCE. *Source*: <asm-generic/socket.h>."""
+
 UNCOUNTED: Mapping[str, Sequence[seccomp.Instruction]] = MappingProxyType(
     {
         "memfd_create": [seccomp.refuse(ENOSYS)],
         "mmap": seccomp.allow_without_all_bits(3, _SHARED_WITHOUT_FILE, seccomp.refuse()),
+        # Programs copy by other means after this error, as for files that cannot be sent.
+        **{name: [seccomp.refuse(EINVAL)] for name in ("sendfile", "splice", "tee", "vmsplice")},
+        # Buffers keep their size, and the program is not told so.
+        "setsockopt": [
+            *seccomp.allow_unless_in(2, _SIZES_OF_BUFFERS),
+            *seccomp.allow_unless({1: SOL_SOCKET}, seccomp.refuse(0)),
+        ],
     }
 )
-"""System calls for memory that belongs to no process and no file. They are refused if the memory of
-programs is watched (`watch`), because it would not be found.
+"""System calls for memory that belongs to no process and no file, or is held by a pipe or a socket.
+They are refused if the memory of programs is watched (`watch`), because it would not be found.
 """
 
 

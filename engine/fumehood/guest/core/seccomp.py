@@ -134,6 +134,17 @@ def allow_unless(values: Mapping[int, int], otherwise: Instruction) -> list[Inst
     return [*body, otherwise]
 
 
+def allow_unless_in(argument: int, values: Sequence[int]) -> list[Instruction]:
+    """Return instructions that allow a call unless its argument with the index `argument` has one
+    of `values`. If it has, the next instruction decides. Only for arguments that the operating
+    system reads as 32 bits.
+    """
+    body = [_load(_OFFSET_ARGUMENTS + 8 * argument)]
+    for left, value in zip(range(len(values), 0, -1), values, strict=True):
+        body.append((_JUMP_EQUAL, left, 0, value))
+    return [*body, allow()]
+
+
 def allow_without_all_bits(argument: int, bits: int, otherwise: Instruction) -> list[Instruction]:
     """Return a rule that allows a call, unless its argument with the index `argument` has all of
     the bits `bits`. In that case, the verdict is `otherwise`.

@@ -65,7 +65,7 @@ _X86_64 = {
     "pkey_alloc": 330, "pkey_free": 331, "statx": 332, "rseq": 334, "pidfd_send_signal": 424,
     "pidfd_open": 434, "clone3": 435, "close_range": 436, "openat2": 437, "faccessat2": 439,
     "epoll_pwait2": 441, "landlock_create_ruleset": 444, "landlock_add_rule": 445,
-    "landlock_restrict_self": 446, "futex_waitv": 449,
+    "landlock_restrict_self": 446, "futex_waitv": 449, "kcmp": 312,
 }  # fmt: skip
 _AARCH64 = {
     "setxattr": 5, "lsetxattr": 6, "fsetxattr": 7, "getxattr": 8, "lgetxattr": 9, "fgetxattr": 10,
@@ -110,7 +110,7 @@ _AARCH64 = {
     "pkey_alloc": 289, "pkey_free": 290, "statx": 291, "rseq": 293, "pidfd_send_signal": 424,
     "pidfd_open": 434, "clone3": 435, "close_range": 436, "openat2": 437, "faccessat2": 439,
     "epoll_pwait2": 441, "landlock_create_ruleset": 444, "landlock_add_rule": 445,
-    "landlock_restrict_self": 446, "futex_waitv": 449,
+    "landlock_restrict_self": 446, "futex_waitv": 449, "kcmp": 272,
 }  # fmt: skip
 
 

@@ -153,10 +153,10 @@ class Container(Channel):
         name: str,
         image_id: str,
         *,
-        grade: Grade,
         required: frozenset[Limit],
-        least: Grade,
         epoch: int,
+        grade: Grade = Grade.NAMESPACES,
+        least: Grade = Grade.NAMESPACES,
     ) -> Container:
         """Connect to the running container of a session that an earlier engine has left, and return
         the container. If a run is still in progress, the guest cancels it. `name` is the
