@@ -608,6 +608,14 @@ async def test_image_in_use_is_not_removed(
         copied.directories_of(image.id)
 
 
+async def test_image_in_use_is_not_removed_from_either_of_two_stores(
+    direct: Direct, copied: DirectoryStore, image: Image, launcher: Path
+) -> None:
+    async with started(direct, image), started(Direct(launcher, copied), image):
+        assert copied.remove(image.id) is False
+    assert copied.remove(image.id) is True
+
+
 def long_way_out(made: tarfile.TarFile) -> str:
     """Links whose expanded path is longer than the operating system follows (CVE-2025-4517)."""
     folder = "d" * 247

@@ -49,7 +49,7 @@ class NotLimited(Exception):
 @dataclass
 class Group:
     """The control group of one sandbox. `paths` maps each controller to a directory. In version 2,
-    the directories are the same. Without control groups (`NONE`), there are none.
+    the directories are the same. Without control groups (`NONE`), it is empty.
     """
 
     version: int

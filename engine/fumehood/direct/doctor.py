@@ -13,6 +13,7 @@ from fumehood.direct.host import why_unfit
 from fumehood.direct.store import open_store
 from fumehood.image_store.find import find_image
 from fumehood.parts import container_part
+from fumehood.sandbox.container.container import GradeTooLow
 from fumehood.sandbox.container.runtime import RuntimeFault
 from fumehood.sandbox.wall import ImageMissing
 
@@ -39,7 +40,7 @@ def check(config: Config) -> Iterator[Finding]:
         yield Finding(NAME, "ok", f"{words}; to run programs without Docker, set container.engine")
         return
     if missing and not Grade.WATCHED.is_at_least(config.container.least_grade):
-        remedy = f'Run the engine as root, or set container.least_grade to "{Grade.WATCHED}".'
+        remedy = GradeTooLow(Grade.WATCHED, config.container.least_grade).remedy
         yield Finding(NAME, "warning", f"{words}, which container.least_grade refuses", remedy)
         return
     directory = launcher_directory()

@@ -47,7 +47,7 @@ class NoIds(Exception):
 
 def read_sub_ids(path: str, user: int) -> tuple[int, int]:
     """Return the largest range of sub-ids that the file `path` gives to a user: the first id and
-    the number of ids. Raises NoIds if there is no range with `LEAST_IDS` ids.
+    the number of ids. Raises NoIds if no range has `LEAST_IDS` ids.
     """
     names = {str(user)}
     with contextlib.suppress(KeyError):

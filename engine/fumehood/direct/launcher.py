@@ -90,7 +90,7 @@ class Sandbox:
     disk: str | None
     group: cgroups.Group
     stopped: list[tuple[int, int]] = field(default_factory=list)
-    """The processes that were stopped because there is no control group to freeze: process id and
+    """The processes that were stopped because the sandbox has no control group: process id and
     beginning of each.
     """
     exit_code: int | None = None
@@ -136,8 +136,10 @@ class Launcher:
         self._held: dict[str, _Held] = {}
         self._workers: set[int] = set()
         """Descriptors of the processes that change layers."""
-        self._locks: dict[str, list[int]] = {}
-        """Image id → descriptors of its layers' directories, which are locked."""
+        self._locks: dict[tuple[str, ...], list[int]] = {}
+        """Layers of an image → descriptors of their directories, which are locked. Two stores may
+        have the same image.
+        """
         self._selector = selectors.DefaultSelector()
 
     def serve(self) -> None:
@@ -335,7 +337,7 @@ class Launcher:
         plain = sandbox.ATTR_NOSUID | sandbox.ATTR_NODEV
         trees: dict[str, int] = {}
         try:
-            self._lock(plan["image_id"], plan["layers"])
+            self._lock(plan["layers"])
             # Each sandbox has an overlay of its own, so that sandboxes share no inodes and locks.
             options = _lower([self._empty, *plan["layers"]]) + ids.overlay_options()
             attributes = plain | sandbox.ATTR_RDONLY
@@ -375,9 +377,9 @@ class Launcher:
         finally:
             sandbox.unmount(self._place)
 
-    def _lock(self, image_id: str, layers: Sequence[str]) -> None:
+    def _lock(self, layers: Sequence[str]) -> None:
         """Lock the layers of an image, so that nobody removes them while a sandbox uses them."""
-        locks = self._locks.setdefault(image_id, [])
+        locks = self._locks.setdefault(tuple(layers), [])
         for layer in layers if not locks else ():
             try:
                 lock = os.open(os.path.dirname(layer), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -388,9 +390,9 @@ class Launcher:
 
     def _unlock_images(self) -> None:
         """Unlock the images that no sandbox uses, so that they can be removed."""
-        used = {held.sandbox.image_id for held in self._held.values()}
-        for image_id in set(self._locks) - used:
-            for lock in self._locks.pop(image_id):
+        used = {tuple(held.sandbox.layers) for held in self._held.values()}
+        for layers in set(self._locks) - used:
+            for lock in self._locks.pop(layers):
                 os.close(lock)
 
     def _work(
@@ -491,7 +493,7 @@ class Launcher:
             found = json.load(opened)
         held = Sandbox(**{**found, "group": cgroups.Group(**found["group"])})
         with contextlib.suppress(Refused, OSError):  # the image was removed by hand
-            self._lock(held.image_id, held.layers)
+            self._lock(held.layers)
         if held.exit_code is None:
             with contextlib.suppress(ProcessLookupError):
                 self._hold(held)

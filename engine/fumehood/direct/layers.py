@@ -219,7 +219,7 @@ class Layers:
 
     def _unfinished(self, new: str) -> Path:
         if not _NEW.fullmatch(new):
-            raise Refused("failed", f"{new[:100]!r} is no unfinished layer.")
+            raise Refused("failed", f"{new[:100]!r} is not an unfinished layer.")
         return self._home / new
 
     def _about(self, layer: str) -> dict[str, Any]:
@@ -317,12 +317,12 @@ def _about_of(directory: Path) -> dict[str, Any]:
     """Return the description of a layer that was extracted from an archive, and is untrusted.
 
     Raises:
-        Refused: this is no layer.
+        Refused: this is not a layer.
     """
     files, file = directory / FILES, directory / ABOUT
     kinds = [path.lstat().st_mode if os.path.lexists(path) else 0 for path in (directory, files)]
     if not all(map(stat.S_ISDIR, kinds)) or file.is_symlink() or not file.is_file():
-        raise Refused("changed", "The archive contains something that is no layer.")
+        raise Refused("changed", "The archive contains something other than layers.")
     if any(_is_removal(path) for path in files.rglob("*")):
         raise Refused("changed", "The archive contains a layer that hides files.")
     found = json.loads(file.read_text(encoding="utf-8"))
@@ -339,7 +339,7 @@ def _about_of(directory: Path) -> dict[str, Any]:
 
 
 def read_about(directory: Path) -> dict[str, Any] | None:
-    """Return the description of the layer in a directory, or None if there is none."""
+    """Return the description of the layer in a directory, or None if it has none."""
     try:
         about: dict[str, Any] = json.loads((directory / ABOUT).read_text(encoding="utf-8"))
     except (OSError, ValueError):

@@ -47,13 +47,15 @@ def make_root(recipe: Recipe, target: Path, on_step: OnStep) -> None:
     if os.geteuid() != 0 and shutil.which("newuidmap") is None:
         raise ImageBuildError(
             "Making a root file system needs root or, for an ordinary user, the program newuidmap.",
-            "apt-get install uidmap, or name a base: fumehood images build NAME --base REF@DIGEST",
+            "apt-get install uidmap; or load an image: fumehood images load FILE; or name a base: "
+            "fumehood images build NAME --base REF@DIGEST",
         )
     program = shutil.which("mmdebstrap")
     if program is None:
         raise ImageBuildError(
             "mmdebstrap is not installed.",
-            "apt-get install mmdebstrap, or name a base: --base REF@DIGEST",
+            "apt-get install mmdebstrap; or load an image: fumehood images load FILE; or name a "
+            "base: --base REF@DIGEST",
         )
     finish = target.with_name("finish")
     finish.write_bytes(recipe.file("finish"))

@@ -137,7 +137,7 @@ They are refused if the memory of programs is watched (`watch`), because it woul
 def build_container_filter(machine: str | None = None, *, is_watched: bool = False) -> bytes:
     """Return the system-call filter of a container's programs for a machine's architecture, as
     bytes for `seccomp.install`. If `machine` is None, the filter is for this machine. `is_watched`
-    says that no control group limits the memory.
+    says whether the guest watches the memory.
 
     Raises:
         OSError: the machine's architecture is not supported.

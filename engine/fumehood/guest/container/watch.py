@@ -112,13 +112,13 @@ def _share_of(pid: int, shown: bytes) -> int:
         if own is not None:
             names = ((exact, b"SwapPss"), (shown, b"VmPTE"), (shown, b"HugetlbPages"))
             return own + sum(size(field(text, name)) or 0 for text, name in names)
-    return memory_of(shown)
+    return memory_of(_with_memory(pid, status(pid)))  # nothing, if it is gone by now
 
 
 def _is_same(pid: int, shown: Mapping[int, bytes]) -> bool:
     """Return whether a process has the memory of its parent, as after vfork(2)."""
     parent = int(field(shown[pid], b"PPid") or 0)
-    if parent not in shown or field(shown[pid], b"VmSize") != field(shown[parent], b"VmSize"):
+    if parent not in shown:
         return False
     try:
         return kernel.syscall(own_number("kcmp"), parent, pid, KCMP_VM) == 0

@@ -81,10 +81,13 @@ class LimitsNotEnforced(ContainerFailed):
 class GradeTooLow(LimitsNotEnforced):
     """The container holds programs less strongly than the operator demands."""
 
+    heals = False
+
     def __init__(self, grade: Grade, least: Grade) -> None:
         super().__init__((f"its grade is {grade}, not {least}",), frozenset())
         self.message = f"Containers on this host have the grade {grade}, not {least}."
-        self.remedy = f'Run the engine as root, or set container.least_grade to "{grade}".'
+        others = "Use gVisor" if least is Grade.KERNEL else "Run the engine as root"
+        self.remedy = f'{others}, or set container.least_grade to "{grade}".'
 
 
 class Container(Channel):

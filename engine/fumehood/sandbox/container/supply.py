@@ -43,6 +43,7 @@ from fumehood.sandbox.container.container import (
     START_DEADLINE_S,
     Container,
     ContainerFailed,
+    GradeTooLow,
     LimitsNotEnforced,
 )
 from fumehood.sandbox.container.pool import Kind
@@ -415,6 +416,8 @@ class ContainerSupply:
             container = await self._start(spec)
         except Exception as error:
             trouble = self._failed(spec, error)
+            if isinstance(trouble, GradeTooLow):
+                raise unavailable(trouble) from None
             raise try_later(
                 f"No container could be started. {trouble.message} {trouble.remedy}"
             ) from None
