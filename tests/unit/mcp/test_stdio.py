@@ -70,7 +70,11 @@ def test_only_the_refusal_of_an_ended_session_is_recognized(text: bytes, is_over
     [b"content-length: " + b"9" * 40, b"transfer-encoding: chunked\r\n\r\n" + b"f" * 40],
     ids=["length", "chunk"],
 )
-def test_request_is_answered_even_if_the_daemon_sends_garbage(tmp_path: Path, head: bytes) -> None:
+def test_request_is_answered_even_if_the_daemon_sends_garbage(
+    tmp_path: Path, head: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stdio, "LAST_ANSWERS_S", 120.0)
+
     def answers() -> None:
         with listener.accept()[0] as other:
             other.recv(1 << 16)
