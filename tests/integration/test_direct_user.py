@@ -85,7 +85,7 @@ libc = ctypes.CDLL(None)
 EXIT = {{"x86_64": 60, "aarch64": 93}}[os.uname().machine]
 def eat():
     eaten = bytearray(b"x") * ({mb} << 20)
-    time.sleep(20)
+    time.sleep(60)
     os._exit(0)
 for _ in range(3):
     if os.fork() == 0:
@@ -155,9 +155,9 @@ os.path.getsize("b")
 """
 
 CODES = {
-    "dead-thread": DEAD_FIRST_THREAD.format(mb=60, s=10),
+    "dead-thread": DEAD_FIRST_THREAD.format(mb=60, s=30),
     "dead-thread-twin": DEAD_FIRST_THREAD.format(mb=10, s=1),
-    "queue": ACCEPT_QUEUE.format(count=900, s=5),
+    "queue": ACCEPT_QUEUE.format(count=900, s=30),
     "queue-twin": ACCEPT_QUEUE.format(count=50, s=0),
     "spawns": SPAWNS,
     "pages": HOLDS_PAGES,
@@ -174,10 +174,10 @@ CODES = {
     "zero": "import os\nos.path.exists('/dev/zero')",
     "files": "for d in ('/tmp/f', '/dev/shm/f', 'f'):\n"
              "    try:\n        with open(d, 'wb') as f:\n            while True: f.write(bytes(1 << 20))\n"
-             "    except OSError: pass\nb = b'x' * (90 << 20)\nimport time\ntime.sleep(5)",
+             "    except OSError: pass\nb = b'x' * (90 << 20)\nimport time\ntime.sleep(30)",
     "files-twin": "b = b'x' * (90 << 20)\nlen(b)",
     "cpu": "import os, time\nfor _ in range(3):\n    if os.fork() == 0:\n        while True: pass\n"
-           "time.sleep(60)",
+           "time.sleep(600)",
     "user": "import os\n[os.getuid(), open('/proc/self/uid_map').read().split(), os.listdir('/sys/fs/cgroup')]",
     "pool": "from multiprocessing import Pool\nwith Pool(4) as p: n = sum(p.map(abs, range(100)))\nn",
 }  # fmt: skip

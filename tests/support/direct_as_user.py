@@ -31,6 +31,10 @@ COUNTS = "n = globals().get('n', 0) + 1\nn"
 STOPPED = "import os\nos.kill(os.fork() or os.getpid(), 19)"
 """Leaves a child process that has stopped itself."""
 CPU_S = 2.0
+ENOUGH_S = 600.0
+"""What a busy machine may need."""
+
+READY_S = 300.0
 
 
 def ask(do: str, **fields: Any) -> Any:
@@ -41,17 +45,17 @@ def spec_of(image: Any, **fields: Any) -> ContainerSpec:
     name = f"fumehood-test-{secrets.token_hex(6)}"
     return ContainerSpec(
         name=name, image_id=image.id, image_name=image.name, engine_id=name, owner_id=name,
-        memory_mb=128, cpus=1, lifetime_s=600, deadline=int(time.time()) + 600,
+        memory_mb=128, cpus=1, lifetime_s=3600, deadline=int(time.time()) + 3600,
         guest_mb=image.guest_mb, **fields,
     )  # fmt: skip
 
 
-async def run(container: Container, code: str, *, keep: bool, cpu_s: float = 60) -> RunEnding:
+async def run(container: Container, code: str, *, keep: bool, cpu_s: float = ENOUGH_S) -> RunEnding:
     while not container.is_free:
         await anyio.sleep(0.01)
     arguments = {"code": code, "stdin": None, "files": []}
     isolation = "session" if keep else "call"
-    limits = Limits(60, cpu_s, 128, MB)
+    limits = Limits(ENOUGH_S, cpu_s, 128, MB)
     return await container.run("python", arguments, limits, NO_SINKS, isolation, keep=keep)
 
 
@@ -80,7 +84,7 @@ async def lives_of(direct: Direct, image: Any) -> dict[str, Any]:
     """What becomes of a session's sandbox: it is paused, and its launcher is killed."""
     spec = spec_of(image)
     container = await Container.start(
-        direct, spec, required=frozenset(Limit), least=Grade.WATCHED, ready_s=90
+        direct, spec, required=frozenset(Limit), least=Grade.WATCHED, ready_s=READY_S
     )
     container.keep(1, 600)
     counted = [(await run(container, COUNTS, keep=True)).result["value"]]
@@ -121,10 +125,10 @@ async def main(request: dict[str, Any]) -> dict[str, Any]:
     said: dict[str, Any] = {"ended": {}, "hello": ask("hello")}
     spec = spec_of(image)
     container = await Container.start(
-        direct, spec, required=frozenset(Limit), least=Grade.WATCHED, ready_s=90
+        direct, spec, required=frozenset(Limit), least=Grade.WATCHED, ready_s=READY_S
     )
     for name, code in request["codes"].items():
-        ended = await run(container, code, keep=False, cpu_s=CPU_S if name == "cpu" else 60)
+        ended = await run(container, code, keep=False, cpu_s=CPU_S if name == "cpu" else ENOUGH_S)
         value = (ended.result or {}).get("value")
         said["ended"][name] = {
             "ended_by": ended.ended_by, "value": value, "hit": ended.limits_hit,
@@ -133,13 +137,15 @@ async def main(request: dict[str, Any]) -> dict[str, Any]:
     while not container.is_free:
         await anyio.sleep(0.01)
     shell = {"command": "cat; echo $((6 * 7))", "stdin": "given ", "files": []}
-    ended = await container.run("shell", shell, Limits(60, 60, 128, MB), NO_SINKS, "call")
+    ended = await container.run(
+        "shell", shell, Limits(ENOUGH_S, ENOUGH_S, 128, MB), NO_SINKS, "call"
+    )
     said["shell"] = ended.stdout
     container.end("the test is over")
     await direct.remove(spec.name)
     said["lives"] = await lives_of(direct, image)
     try:
-        await Container.start(direct, spec_of(image), required=frozenset(Limit), ready_s=90)
+        await Container.start(direct, spec_of(image), required=frozenset(Limit), ready_s=READY_S)
     except Exception as error:
         said["refused"] = f"{type(error).__name__}: {getattr(error, 'message', error)}"
     for one in ask("list")["sandboxes"]:
