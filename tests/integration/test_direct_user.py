@@ -209,7 +209,7 @@ def host() -> Iterator[Host]:
     try:
         with accounts(f"fhs{os.getpid()}", [], {"own": []}) as (_, users):
             user = users["own"]
-            first = 200_000_000 + os.getpid() * 65_536
+            first = 200_000_000 + os.getpid() % 10_000 * 65_536
             ids = f"{first}-{first + 65_535}"
             subprocess.run(
                 ["usermod", "--add-subuids", ids, "--add-subgids", ids, user.name],
