@@ -80,7 +80,7 @@ def test_framework_tests_pass_in_their_own_environment(part: str, daemon: Daemon
     paths = [TESTS / file for file in files]
     command = [python, "-m", "pytest", "-q", "-c", TESTS / "pytest.ini", *paths]
     done = subprocess.run(
-        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=3600
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert " passed" in done.stdout
