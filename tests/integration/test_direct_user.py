@@ -349,6 +349,7 @@ def test_session_outlives_its_launcher_and_its_engine(said: dict[str, Any]) -> N
 
 def test_paused_sandbox_has_no_running_process_and_later_goes_on(said: dict[str, Any]) -> None:
     assert said["lives"]["paused"] == ["T"]
+    assert said["lives"]["kept_paused"] is True  # by the next launcher
     assert set(said["lives"]["before"]) - {"T"}  # the control: before, some were not stopped
 
 

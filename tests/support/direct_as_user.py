@@ -93,6 +93,8 @@ async def lives_of(direct: Direct, image: Any) -> dict[str, Any]:
     await direct.pause(spec.name)
     paused = states(pid)
     await direct.pause(spec.name)  # a second time
+    os.kill(ask("hello")["pid"], signal.SIGKILL)
+    kept_paused = (await direct.state(spec.name)).is_paused
     await direct.unpause(spec.name)
     counted.append((await run(container, COUNTS, keep=True)).result["value"])
     status = Path(f"/proc/{pid}/status").read_text()
@@ -110,7 +112,7 @@ async def lives_of(direct: Direct, image: Any) -> dict[str, Any]:
     other.end("the test is over")
     await direct.remove(spec.name)
     return {
-        "counted": counted, "held": held, "grade": grade, "status": status,
+        "counted": counted, "held": held, "grade": grade, "kept_paused": kept_paused, "status": status,
         "before": sorted({*before.values()}), "paused": sorted({*paused.values()}),
         "gone": state_of(pid) in "XZ", "left": ask("list")["sandboxes"],
     }  # fmt: skip

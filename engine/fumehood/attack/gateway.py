@@ -7,11 +7,13 @@ service listens on loopback, and ends with the target.
 from __future__ import annotations
 
 import json
+import sys
 import threading
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from fumehood.attack.bait import VARIABLE
@@ -122,10 +124,12 @@ class Service(ThreadingHTTPServer):
         self.authority = f"127.0.0.1:{self.server_address[1]}"
         self.written: list[str] = []
         """The HTTP methods of the requests that were not reads."""
-
-    def handle_error(self, request: object, client_address: object) -> None:
-        """Do nothing: programs are ended during their requests."""
         self.kept = ""
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Print nothing if a program was ended during its request."""
+        if not isinstance(sys.exception(), OSError):
+            super().handle_error(request, client_address)
 
     def losses(self) -> list[str]:
         """Return a description of each kind of write that arrived since the last call of this

@@ -260,6 +260,7 @@ class Launcher:
             Refused: they do not all stop in time.
         """
         until = time.monotonic() + STOP_S
+        held.is_paused = True  # before, so that an engine resumes them if the launcher is killed
         try:
             while time.monotonic() < until:
                 running = [pid for pid in _processes_of(held.pid) if not _is_stopped(pid)]
@@ -267,7 +268,7 @@ class Launcher:
                     return
                 known = {pid for pid, _ in held.stopped}
                 held.stopped += [(pid, _began(pid)) for pid in running if pid not in known]
-                self._write_down(held)  # before, so that the next launcher can resume them
+                self._write_down(held)
                 for pid in running:
                     with contextlib.suppress(ProcessLookupError):
                         os.kill(pid, signal.SIGSTOP)
@@ -275,6 +276,9 @@ class Launcher:
         except OSError:
             pass
         self._resume(held)
+        held.is_paused = False
+        with contextlib.suppress(OSError):
+            self._write_down(held)
         raise Refused("failed", "the processes of the sandbox do not stop")
 
     def _resume(self, held: Sandbox) -> None:

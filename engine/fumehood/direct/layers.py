@@ -78,7 +78,7 @@ class Layers:
             return call(**arguments)
         try:
             return call(file, **arguments)
-        except (tarfile.TarError, ValueError, KeyError, TypeError) as error:
+        except (tarfile.TarError, ValueError, LookupError, TypeError, AttributeError) as error:
             raise Refused("changed", f"The archive is invalid: {error}") from None
 
     def new(self, file: IO[bytes], folders: Sequence[str]) -> dict[str, Any]:

@@ -92,8 +92,15 @@ def test_container_that_forbids_namespaces_is_told_how_to_start_it(
     assert "systempaths=unconfined" in unfit.remedy
 
 
-def test_namespaces_are_really_tried() -> None:
-    assert host._failed_namespaces() in ("", "user", "proc")
+@pytest.mark.parametrize(
+    ("code", "failed"), [(0, ""), (1, "user"), (2, "proc"), (77, "user"), (-9, "user")]
+)
+def test_only_an_attempt_that_succeeds_shows_that_namespaces_are_permitted(
+    code: int, failed: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ends = f"os._exit({code})" if code >= 0 else f"os.kill(os.getpid(), {-code})"
+    monkeypatch.setattr(host, "TRIES_NAMESPACES", f"import os; {ends}")
+    assert host._failed_namespaces() == failed
 
 
 @pytest.mark.usefixtures("_user")

@@ -128,7 +128,7 @@ def memory_file(name: str, content: bytes) -> int:
     """
     try:
         descriptor = os.memfd_create(name, 0)
-    except OSError:  # where memory is watched, it may only be used by a file system
+    except OSError:  # refused if memory is watched, because only files in directories are counted
         descriptor = os.open("/tmp", os.O_TMPFILE | os.O_RDWR, 0o600)  # noqa: S108 - in the container
     write_all(descriptor, content)
     os.lseek(descriptor, 0, os.SEEK_SET)

@@ -175,12 +175,12 @@ class Supervisor:
         )  # fmt: skip
         self._watch = Watch(self._mounts.emptied, int(config["memory_bytes"]))
         self._is_watched = bool(config["is_watched"])
+        """Whether no control group limits the memory of the programs, so that this process
+        watches it.
+        """
         self._watched = ["cpu_time", "memory"] if self._is_watched else []
         """The names of the limits that this process enforces by looking at them from time to time.
         The others are enforced by the operating system.
-        """
-        """Whether no control group limits the memory of the programs, so that this process
-        watches it.
         """
         self._look_at = 0.0
         """Time of the next look at the memory."""
