@@ -42,6 +42,7 @@ from fumehood.pipeline.authorize import facts_to_explain
 from fumehood.pipeline.check_result import ResultCheckers, load_checkers
 from fumehood.pipeline.claim import Keys
 from fumehood.pipeline.context import AnswerSettings, PipelineServices
+from fumehood.pipeline.plan import is_in_weaker_container
 from fumehood.pipeline.retry import Retries
 from fumehood.pipeline.running import Calls, Intake
 from fumehood.policy.current import CurrentPolicy
@@ -53,7 +54,7 @@ from fumehood.registry.secrets import SecretBindings
 from fumehood.registry.sources import ToolSources, find_tools, read_sources
 from fumehood.sandbox.sessions import SessionClock, SessionKeeper
 from fumehood.sandbox.settings import WallSettings
-from fumehood.sandbox.wall import SessionWall, Wall
+from fumehood.sandbox.wall import SessionWall, Wall, Walls
 from fumehood.sandbox.walls import EngineWalls, logged
 from fumehood.storage.database import Database
 from fumehood.storage.errors import StoreError
@@ -127,7 +128,7 @@ def compose(
         in_session=parts.in_sessions(), in_new_container=parts.in_new_containers(),
         carries=parts.carry_overs(), on_event=logged(log),
     )  # fmt: skip
-    policy = _read_policy(kernel, registry, identities, parts)
+    policy = _read_policy(kernel, registry, identities, parts, walls.by_name)
     redactor = Redactor(config.redaction)
     redact_events(log, redactor.event)
     asker = _make_asker(kernel, identities, parts, intake, ids)
@@ -219,14 +220,19 @@ def _check_maker(
 
 
 def _read_policy(
-    kernel: Kernel, registry: ToolIndex, identities: Identities, parts: EngineParts
+    kernel: Kernel,
+    registry: ToolIndex,
+    identities: Identities,
+    parts: EngineParts,
+    walls: Walls,
 ) -> CurrentPolicy:
-    now = kernel.clock.now
+    now, agents = kernel.clock.now, identities.agents
+    weaker = partial(is_in_weaker_container, walls=walls)
     return CurrentPolicy(
         kernel.config.policy_file,
         kernel.config.environment,
         registry,
-        partial(facts_to_explain, registry=registry, agents=identities.agents, now=now),
+        partial(facts_to_explain, registry=registry, agents=agents, now=now, is_weaker=weaker),
         partial(parts.use_policy, registry),
         kernel.database,
         kernel.log,

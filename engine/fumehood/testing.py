@@ -19,7 +19,7 @@ import anyio.abc
 from fumehood.core.errors import EndedBy, NetworkError, SandboxUnavailable
 from fumehood.core.identity import TrustDomain
 from fumehood.core.json_types import JsonObject
-from fumehood.core.limits import MIN_MEMORY_MB, Limit, Limits, WallLimits
+from fumehood.core.limits import MIN_MEMORY_MB, Grade, Limit, Limits, WallLimits
 from fumehood.core.session import SessionHome, SessionRecord
 from fumehood.sandbox.settings import ContainerSettings
 from fumehood.sandbox.wall import FIRST_EPOCH, NO_SINKS, HostSize, RunEnding, RunSinks, WallStatus
@@ -118,6 +118,7 @@ class FakeWall:
 
     answer: Callable[[SeenRun], RunEnding] = always_four
     limits: WallLimits = SMALL_LIMITS
+    grade: Grade | None = Grade.NAMESPACES
     required: frozenset[Limit] = frozenset(Limit)
     enforced: frozenset[Limit] = frozenset(Limit)
     remedy: str = "This is a fake."
@@ -139,6 +140,7 @@ class FakeWall:
             self.enforced,
             self.enforced,
             is_ready=self.required <= self.enforced,
+            grade=self.grade,
             remedy=self.remedy,
             heals=self.heals,
         )
@@ -176,6 +178,7 @@ class FakeWall:
         if image not in self.images:
             raise SandboxUnavailable(f"There is no image {image!r}.", retryable=False)
         place = FakePlace(self, domain, image, memory_mb, self.images[image], on_lost)
+        place.grade = self.grade
         place.has_disk = disk_mb is not None
         self.held.append(place)
         return place
@@ -284,6 +287,7 @@ class FakePlace:
     is_paused: bool = False
     is_stopped: bool = False
     is_away: bool = False
+    grade: Grade | None = Grade.NAMESPACES
     running: int = 0
     on_processes: Callable[[JsonObject], JsonObject] = lambda request: {"processes": []}
     """Answers requests about registered processes; it may raise their errors."""

@@ -10,10 +10,10 @@ from pathlib import Path
 import anyio
 import pytest
 
-from fumehood.core.errors import ENDING_ERRORS, EndedBy
+from fumehood.core.errors import ENDING_ERRORS, EndedBy, SandboxUnavailable
 from fumehood.core.identity import TrustDomain
 from fumehood.core.json_types import JsonObject
-from fumehood.core.limits import Limit, Limits, least_limits
+from fumehood.core.limits import Grade, Held, Limit, Limits, least_limits
 from fumehood.direct.runtime import new_direct
 from fumehood.interpreter.wall import InterpreterWall
 from fumehood.sandbox.container.wall import ContainerWall
@@ -207,6 +207,26 @@ async def test_program_over_its_time_ends_as_wall_time_and_the_next_succeeds(cas
     assert ending.ended_by is EndedBy.WALL_TIME
     assert ENDING_ERRORS[ending.ended_by] is not None
     assert (await run(case, case.works)).ended_by is EndedBy.OK
+
+
+@pytest.mark.row("S13")
+async def test_container_refuses_a_program_that_needs_a_stronger_one(case: Case) -> None:
+    """And says how it holds each limit. Other walls have no grade."""
+    ending = await run(case, case.works)
+    if case.name != "container":
+        assert (ending.grade, ending.held) == (None, {})
+        return
+    assert ending.grade is not None
+    assert ending.held == dict.fromkeys(Limit, Held.ENFORCED)
+    for grade in Grade:
+        limits = replace(LIMITS, least_grade=grade)
+        if ending.grade.is_at_least(grade):
+            assert (await run(case, case.works, limits)).ended_by is EndedBy.OK
+            continue
+        with pytest.raises(SandboxUnavailable) as caught:
+            await run(case, case.works, limits)
+        assert caught.value.details is not None
+        assert caught.value.details["least_grade"] == grade
 
 
 @pytest.mark.row("S2")

@@ -35,8 +35,10 @@ from fumehood.cli.show import (
 from fumehood.config import Config
 from fumehood.core.errors import ToolNotFound
 from fumehood.core.json_types import JsonObject
+from fumehood.core.limits import Grade
 from fumehood.core.tool import ToolDefinition
 from fumehood.core.value import Value
+from fumehood.executors.kinds import is_weaker
 from fumehood.parts import coming, parts
 from fumehood.pipeline.coerce import coerce
 from fumehood.policy.loader import load_policy, plain_words
@@ -236,6 +238,8 @@ class _Call(Value):
     agent: str | None = None
     principal: str = ""
     environment: str | None = None
+    grade: Grade | None = None
+    """The grade of the container in which the call would run, or None if it is not known."""
     expect: Verdict
     rule: str | None = None
 
@@ -319,6 +323,7 @@ class Offline:
                 query.principal_id or "",
                 query.agent_id,
                 query.session_id,
+                is_weaker=partial(is_weaker, tool, None),
             )
         )
 
@@ -371,7 +376,15 @@ def show_results(results: list[JsonObject], *, as_json: bool) -> None:
 
 def _facts(call: ExpectedCall, tool: ToolDefinition) -> CallFacts:
     arguments = _effective(call.arguments, tool)
-    return CallFacts(tool, arguments, call.principal, call.agent, None, partial(getattr, call))
+    return CallFacts(
+        tool,
+        arguments,
+        call.principal,
+        call.agent,
+        None,
+        partial(getattr, call),
+        partial(is_weaker, tool, call.grade),
+    )
 
 
 def _effective(arguments: Mapping[str, Any], tool: ToolDefinition) -> dict[str, Any]:

@@ -38,6 +38,7 @@ from fumehood.cli.show import (
 from fumehood.client import Client
 from fumehood.client.wording import ago
 from fumehood.core.json_types import JsonObject
+from fumehood.core.limits import Grade
 from fumehood.core.session import SessionRecord, SessionStatus
 
 sessions = typer.Typer(
@@ -98,6 +99,9 @@ def new_session(
     memory: Annotated[int | None, typer.Option(help="MB of memory, files included.")] = None,
     cpus: Annotated[float | None, typer.Option(help="Processors for its programs.")] = None,
     disk: Annotated[int | None, typer.Option(help="MB of a disk for its files.")] = None,
+    least_grade: Annotated[
+        Grade | None, typer.Option(help="The weakest grade of a container for it.")
+    ] = None,
     package: Packages = None,
     network: Network = None,
     env: Env = None,
@@ -130,9 +134,9 @@ def new_session(
     top = directory(source)
     wishes: dict[str, Any] = {
         "name": name, "preset": preset, "image": image, "agent_id": agent, "memory_mb": memory,
-        "cpus": cpus, "disk_mb": disk, "packages": package, "network": network,
-        "env": pairs_of(env) if env else None, "durable": durable or None, "idle_seconds": idle,
-        "lifetime_seconds": lifetime,
+        "cpus": cpus, "disk_mb": disk, "least_grade": least_grade, "packages": package,
+        "network": network, "env": pairs_of(env) if env else None, "durable": durable or None,
+        "idle_seconds": idle, "lifetime_seconds": lifetime,
     }  # fmt: skip
     made = _maker(top, everything=everything)
     with calling(socket, as_json=as_json, is_payload=True) as client:

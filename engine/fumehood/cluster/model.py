@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypedDict
 from fumehood.core.errors import EngineError
 from fumehood.core.identity import TrustDomain
 from fumehood.core.json_types import JsonObject
-from fumehood.core.limits import Limit, Limits
+from fumehood.core.limits import Grade, Limit, Limits
 from fumehood.core.session import SessionHome, SessionRecord
 from fumehood.sandbox.container.pool import Kind
 from fumehood.sandbox.settings import WallSettings
@@ -90,6 +90,8 @@ class HeldState:
     is_stopped: bool
     running: int = 0
     """The number of registered processes that are running in the container."""
+    grade: Grade | None = None
+    """How strongly the container holds its programs. None if it does not run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +116,8 @@ class NodeReport:
     changed: dict[str, HeldState]
     """Session id → state, for each session that has changed since the last report that the engine
     received."""
+    grade: Grade | None = None
+    """How strongly containers hold their programs. None if none was started."""
 
 
 @dataclass(frozen=True, slots=True)

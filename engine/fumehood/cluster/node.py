@@ -431,6 +431,7 @@ class Node:
             others=sum(engine.running for engine in others),
             engines=len(others) + 1,
             changed={key: _state_of(joined.held[key]) for key in changed if key in joined.held},
+            grade=status.grade,
         )
 
     async def drain(self, ticket: Ticket, *, is_drained: bool) -> None:
@@ -909,5 +910,5 @@ def _cut_off(joined: _Joined, order: RunOrder) -> RunEnding:
 def _state_of(held: HeldContainer) -> HeldState:
     return HeldState(
         held.name, held.languages, held.lock, held.lost, held.is_paused, held.is_stopped,
-        held.running,
+        held.running, held.grade,
     )  # fmt: skip

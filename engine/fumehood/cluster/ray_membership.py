@@ -36,7 +36,7 @@ from fumehood.cluster.node import Fenced
 from fumehood.cluster.wall import NodeGone, NodePort
 from fumehood.core import errors
 from fumehood.core.errors import EndedBy, EngineError, InternalError, SandboxUnavailable
-from fumehood.core.limits import Grade, Limit
+from fumehood.core.limits import Grade, Held, Limit
 from fumehood.sandbox.container.pool import Kind
 from fumehood.sandbox.wall import HostSize, ImageMissing, RunEnding
 
@@ -105,7 +105,7 @@ _SENT = {
     (cls.__module__, cls.__qualname__): cls
     for cls in (
         EndedBy, Grade, Fenced, HeldState, HostSize, ImageFacts, ImageMissing, Kind, Limit,
-        NodeReport, Refused, RunEnding, frozenset,
+        Held, NodeReport, Refused, RunEnding, frozenset,
         *(e for e in vars(errors).values() if isinstance(e, type) and issubclass(e, EngineError)),
     )
 }  # fmt: skip

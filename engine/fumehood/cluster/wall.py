@@ -46,7 +46,14 @@ from fumehood.core.errors import (
 )
 from fumehood.core.identity import TrustDomain
 from fumehood.core.json_types import JsonObject
-from fumehood.core.limits import CONTAINER_MEMORY_CLASSES, Limit, Limits, remember
+from fumehood.core.limits import (
+    CONTAINER_MEMORY_CLASSES,
+    Grade,
+    Limit,
+    Limits,
+    remember,
+    weakest,
+)
 from fumehood.core.session import SessionHome, SessionRecord, SessionStatus
 from fumehood.core.status import NodeRecord, NodeState
 from fumehood.core.tasks import start_soon
@@ -341,6 +348,7 @@ class ClusterWall(HasImages):
             required if is_usable else frozenset(),
             frozenset.intersection(*(report.seen for report in ready)) if ready else frozenset(),
             is_ready=bool(ready),
+            grade=weakest(report.grade for report in ready),
             faults=() if ready else tuple(faults),
             remedy=remedy,
             missing_images=tuple(
@@ -1103,6 +1111,10 @@ class RemoteContainer:
     @property
     def lost(self) -> str | None:
         return self._state.lost
+
+    @property
+    def grade(self) -> Grade | None:
+        return self._state.grade
 
     @property
     def is_paused(self) -> bool:

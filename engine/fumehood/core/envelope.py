@@ -20,7 +20,7 @@ from pydantic import (
 
 from fumehood.core.errors import EndedBy, EnvelopeError
 from fumehood.core.json_types import JsonObject
-from fumehood.core.limits import Grade
+from fumehood.core.limits import Grade, Held, Limit
 from fumehood.core.returned_file import ReturnedFile, returned_files
 
 
@@ -101,8 +101,12 @@ class SandboxReport(_Value):
     limits: LimitsApplied
     node: str | None = None
     """The node on which the call ran, if the engine has nodes."""
-    grade: Grade | None = Field(default=None, exclude_if=lambda value: value is None)
+    runtime: str | None = Field(default=None, exclude_if=not_)
+    """What ran the container, such as `docker`. Absent if the call ran in no container."""
+    grade: Grade | None = Field(default=None, exclude_if=not_)
     """How strongly the container held the program. Absent if it ran in no container."""
+    held: dict[Limit, Held] = Field(default_factory=dict, exclude_if=not_)
+    """How the container held each limit. Absent if the program ran in no container."""
     network: NetworkReport | None = Field(default=None, exclude_if=not_)
     """Absent if the program had no network access."""
 

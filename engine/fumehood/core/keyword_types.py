@@ -143,6 +143,7 @@ class ToolKeywords(TypedDict, total=False):
     rate_limit: int | None
     timeout_seconds: float | None
     memory_limit_mb: int | None
+    least_grade: str | None
     sandboxed: bool
     dangerous: bool
     cost_per_use: Decimal | float | str

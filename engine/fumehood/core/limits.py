@@ -7,6 +7,7 @@ the tool's definition, the call's option and the wall's ceiling.
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -89,6 +90,39 @@ class Grade(StrEnum):
         grades = list(Grade)
         return grades.index(self) <= grades.index(least)
 
+    @property
+    def why(self) -> str:
+        """The reason for the grade, as a sentence."""
+        return _WHY[self]
+
+
+def strongest(*grades: Grade | None) -> Grade | None:
+    """Return the strongest of the grades that are not None, or None if all are."""
+    return min(filter(None, grades), key=list(Grade).index, default=None)
+
+
+def weakest(grades: Iterable[Grade | None]) -> Grade | None:
+    """Return the weakest of the grades, or None if one is not known or there is none."""
+    found = list(grades)
+    known = [grade for grade in found if grade is not None]
+    return max(known, key=list(Grade).index) if known and len(known) == len(found) else None
+
+
+_WHY = {
+    Grade.KERNEL: "Programs have a kernel of their own.",
+    Grade.NAMESPACES: "Programs share the host's kernel, which enforces all limits.",
+    Grade.WATCHED: "The host gives no control groups, so the guest watches memory and CPU time.",
+}
+
+
+class Held(StrEnum):
+    """How a limit of a container is held."""
+
+    ENFORCED = "enforced"
+    """Programs cannot exceed it."""
+    WATCHED = "watched"
+    """The guest looks every 0.1 seconds, so that programs can exceed it briefly."""
+
 
 PROCESS_WALL_LIMITS = frozenset(Limit) - {Limit.OPEN_FILES, Limit.FILE_SIZE, Limit.DISK}
 """The limits that a process wall enforces. Programs cannot write files there, so the other limits
@@ -136,6 +170,8 @@ class Limits:
     output_bytes: int
     disk_mb: int | None = None
     """Size of the working directory in MB, or None if its files count as memory."""
+    least_grade: Grade | None = None
+    """The weakest grade of a container in which the call may run, or None for the engine's."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,9 +23,10 @@ from fumehood.core.limits import (
     MIN_CONTAINER_MB,
     MIN_CPUS,
     MIN_DISK_MB,
+    Grade,
 )
 from fumehood.core.names import IMAGE_NAME
-from fumehood.core.tool import Megabytes, NetworkPatterns, Seconds
+from fumehood.core.tool import LeastGrade, Megabytes, NetworkPatterns, Seconds
 from fumehood.core.value import StrictValue, Value
 
 MAKING_S = 300.0
@@ -123,6 +124,8 @@ class SessionRecord(_Record):
     """Size of the session's disk, or None if the files are in memory."""
     cpus: float | None = None
     """Number of processors, or None if there are as many as for a call without a session."""
+    least_grade: Grade | None = None
+    """The weakest grade of a container in which the session may run, or None for the engine's."""
     packages: tuple[str, ...] = ()
     """The packages that were added to the image, as NAME==VERSION."""
     created_at: AwareDatetime
@@ -235,6 +238,7 @@ class SessionFields(StrictValue):
         "memory.",
         json_schema_extra={"minimum": MIN_DISK_MB, "maximum": MAX_DISK_MB},
     )
+    least_grade: LeastGrade | None = None
     packages: Packages | None = None
     network: NetworkPatterns = ()
     env: Variables = Field(default_factory=dict, repr=False)

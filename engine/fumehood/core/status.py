@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from enum import StrEnum
 from importlib.metadata import PackageNotFoundError, version
+from operator import not_
 from typing import Literal
 
 from pydantic import AwareDatetime, Field
 
-from fumehood.core.limits import Grade, Limit
+from fumehood.core.limits import Grade, Held, Limit
 from fumehood.core.value import Value
 
 
@@ -30,8 +31,14 @@ class WallReadiness(Value):
     ready: bool
     enforced: tuple[Limit, ...]
     missing: tuple[str, ...] = ()
-    grade: Grade | None = Field(default=None, exclude_if=lambda value: value is None)
+    runtime: str | None = Field(default=None, exclude_if=not_)
+    """What runs the containers, such as `docker`. Absent if the wall has no containers."""
+    grade: Grade | None = Field(default=None, exclude_if=not_)
     """How strongly containers hold their programs. Absent until a container was started."""
+    held: dict[Limit, Held] = Field(default_factory=dict, exclude_if=not_)
+    """How the last container holds each limit. Absent until a container was started."""
+    why: str | None = Field(default=None, exclude_if=not_)
+    """Why the containers have this grade."""
 
 
 class StateReadiness(Value):

@@ -30,6 +30,7 @@ from pydantic import (
 from fumehood.core.arguments import FOR_CLIENTS, ONE_OF
 from fumehood.core.errors import faults_of
 from fumehood.core.json_types import JsonObject, Written
+from fumehood.core.limits import Grade
 from fumehood.core.names import NAME_PATTERN as NAME_PATTERN
 from fumehood.core.names import TOOL_REFERENCE_PATTERN
 
@@ -305,6 +306,14 @@ def _no_bool(value: Any) -> Any:
 
 Seconds = Annotated[float, Field(gt=0, le=86_400, allow_inf_nan=False), BeforeValidator(_no_bool)]
 Megabytes = Annotated[int, Field(gt=0, le=1 << 20), BeforeValidator(_no_bool)]
+LeastGrade = Annotated[
+    Grade,
+    Field(
+        strict=False,
+        description="The weakest grade of a container in which it may run. It is refused if the "
+        "engine's containers are weaker.",
+    ),
+]
 Money = Annotated[Decimal, Field(ge=0, max_digits=18, decimal_places=9), BeforeValidator(_no_bool)]
 
 
@@ -425,6 +434,8 @@ class ToolDefinition(_Value):
     rate_limit: int | None = Field(default=None, gt=0)
     timeout_seconds: Seconds | None = None
     memory_limit_mb: Megabytes | None = None
+    # Omitted if it is absent, so that approvals of earlier versions keep their digest.
+    least_grade: LeastGrade | None = Field(default=None, exclude_if=not_)
     sandboxed: bool = True
     dangerous: bool = False
     cost_per_use: Money = Decimal(0)

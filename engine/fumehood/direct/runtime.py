@@ -83,6 +83,7 @@ class Direct:
     starts nothing. `own_images` is the folder with the operator's own image recipes.
     """
 
+    id = "direct"
     name = "The launcher"
     is_local = True
 

@@ -181,6 +181,7 @@ class Docker:
     images are built.
     """
 
+    id = "docker"
     name = "Docker"
 
     def __init__(self, environment: Mapping[str, str], own_images: Path | None = None) -> None:

@@ -6,10 +6,12 @@ Without Docker, everything except containers works, so no finding about Docker h
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Iterator, Mapping
 from contextlib import closing
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -18,6 +20,7 @@ from fumehood.cli.findings import Finding
 from fumehood.config import Config
 from fumehood.core.limits import MB
 from fumehood.docker.api import DockerError, docker_host, open_docker, typed_errors
+from fumehood.docker.faults import faults_of, known_faults
 from fumehood.docker.host import HostCheck, host_checks, may_swap
 from fumehood.docker.store import DockerStore
 from fumehood.image_store.find import list_images, newest_own
@@ -51,6 +54,7 @@ def check(config: Config) -> Iterator[Finding]:
     system, *others = host_checks(info, runtime=config.container.runtime, has_swap=has_swap)
     yield _host_finding("docker", replace(system, found=_engine(version)))
     yield from (_host_finding(f"docker: {check.name}", check) for check in others)
+    yield _known_faults(version, info, config.container.runtime if local else None)
     if local:
         yield _memory()
 
@@ -99,6 +103,51 @@ def _engine(version: Mapping[str, Any]) -> str:
     parts = {str(part.get("Name")): part.get("Version") for part in version.get("Components") or ()}
     known = "".join(f", {name} {parts[name]}" for name in COMPONENTS if parts.get(name))
     return f"{version.get('Version')}, API {version.get('ApiVersion')}{known}"
+
+
+def _known_faults(
+    version: Mapping[str, Any], info: Mapping[str, Any], runtime: str | None
+) -> Finding:
+    """Return a finding on the known faults of Docker and of what starts its containers. `runtime`
+    is the configured OCI runtime if it is on this host.
+    """
+    versions = {**dict(_components(version)), "Engine": str(version.get("Version"))}
+    runtimes = info.get("Runtimes") or {}
+    for name in {runtime, info.get("DefaultRuntime")} - {None, "runc"}:
+        path = str((runtimes.get(name) or {}).get("path") or "")
+        versions[str(name).split("-")[0]] = _version_of(path)
+    is_hybrid = info.get("CgroupVersion") == "1" and Path("/sys/fs/cgroup/unified").exists()
+    words = [
+        f"{program if program != 'Engine' else 'Docker'} {number} has {fault.name}: {fault.words}"
+        for program, number in versions.items()
+        for fault in faults_of(program, number, is_hybrid=is_hybrid)
+    ]
+    check, day = "docker: known faults", known_faults()[0]
+    if not words:
+        return Finding(check, "ok", f"none of the list of {day}")
+    remedy = (
+        "Upgrade it with your distribution or from its makers, or let the engine start containers "
+        'itself: container.engine = "direct".'
+    )
+    return Finding(check, "warning", f"{'; '.join(words)} (list of {day})", remedy)
+
+
+def _components(version: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Return the version of each component, or of its package if a distribution has made it."""
+    for part in version.get("Components") or ():
+        package = str((part.get("Details") or {}).get("GitCommit") or "")
+        is_package = "+" in package or "~" in package
+        yield str(part.get("Name")), package if is_package else str(part.get("Version"))
+
+
+def _version_of(path: str) -> str:
+    """Return the first line that a program on this host says about its version, or ""."""
+    try:
+        asked = [path, "--version"]  # as Docker's own configuration names it
+        said = subprocess.run(asked, capture_output=True, text=True, timeout=10)  # noqa: S603
+    except (OSError, ValueError, subprocess.SubprocessError):
+        return ""
+    return said.stdout.partition("\n")[0].rpartition(" ")[2]
 
 
 def image_finding(

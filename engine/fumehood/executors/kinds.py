@@ -11,8 +11,9 @@ from types import MappingProxyType
 from fumehood.core.decision import ALLOWED
 from fumehood.core.errors import EndedBy
 from fumehood.core.languages import LANGUAGES
+from fumehood.core.limits import Grade
 from fumehood.core.part import PartError, imported
-from fumehood.core.tool import DECISION
+from fumehood.core.tool import DECISION, ToolDefinition
 from fumehood.executors.base import Executor, Placement, ToolRun
 from fumehood.executors.function import FunctionExecutor
 from fumehood.executors.outcome import Outcome
@@ -59,3 +60,16 @@ EXECUTORS = with_parts(
     }
 )
 """Value of the field `executor` in a tool's definition → the executor."""
+
+
+def is_weaker(
+    tool: ToolDefinition, grade: Grade | None, least: Grade, *, in_session: bool = False
+) -> bool | None:
+    """Return whether a call of the tool would run in a container of a weaker grade than `least`, if
+    containers have the grade `grade`. If this grade is None, it is not known, and the result is
+    None. The result is False if the call runs in no container.
+    """
+    executor = EXECUTORS.get(tool.executor)
+    if executor is None or executor.placement(tool, in_session=in_session).wall != "container":
+        return False
+    return None if grade is None else not grade.is_at_least(least)

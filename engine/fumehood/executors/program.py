@@ -225,7 +225,7 @@ def _outcome(
             + tuple(warning for share in shares for warning in share.warnings)
         ),
         sandbox={name: value for share in reversed(shares) for name, value in share.sandbox.items()}
-        | ({} if ending.grade is None else {"grade": ending.grade}),
+        | {"runtime": ending.runtime, "grade": ending.grade, "held": ending.held},
         kept=tuple(share.kept for share in shares if share.kept is not None),
         max_data_bytes=MAX_DATA_BYTES,
         cuts=tuple(stream.cut for stream in kept.values() if stream.cut is not None),

@@ -322,7 +322,7 @@ def _tried(
     `calls` also counts the calls that it matches if every condition that cannot be tested holds.
     """
     conditions = [condition.name for condition in (*rule.when, *(rule.any or ()))]
-    excesses = list(rule.exceeds)
+    excesses = [*rule.exceeds, *(["grade_below"] if rule.grade_below is not None else [])]
     rule = rule.model_copy(update=dict.fromkeys(excesses))
     plain = rule.model_copy(update={"when": (), "any": None})
     compiled = compile_rule(plain, None, environment)

@@ -11,17 +11,19 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from functools import partial
 
 from fumehood.core.call import CallOptions, CallRequest
 from fumehood.core.errors import InvalidParams, PermissionDenied
 from fumehood.core.identity import Principal, Scope, TrustDomain
 from fumehood.core.json_types import JsonObject
 from fumehood.core.languages import LANGUAGES
+from fumehood.core.limits import Grade
 from fumehood.identity.agents import Agents
 from fumehood.identity.principals import require_caller, require_credential
 from fumehood.pipeline.resolve import resolve
 from fumehood.pipeline.validate import ValidatedCall, validate
-from fumehood.policy.model import CallFacts, Decision, ExplainWish, Verdict
+from fumehood.policy.model import Answer, CallFacts, Decision, ExplainWish, Verdict
 from fumehood.policy.service import PolicyGate
 from fumehood.registry.index import RegisteredTool, ToolIndex
 from fumehood.sandbox.session import with_env
@@ -68,11 +70,13 @@ def authorize(
     validated: ValidatedCall,
     policy: PolicyGate,
     exceeds: Callable[[str], bool],
+    is_weaker: Callable[[ValidatedCall, Grade], Answer],
     env_of: Callable[[Principal, str], Mapping[str, str]] = lambda principal, session_id: {},
 ) -> PermittedCall:
     """Check the caller's scope and credential, then the policy.
 
-    `exceeds` returns whether the gate with the given key would refuse the call. `env_of` returns
+    `exceeds` returns whether the gate with the given key would refuse the call, and `is_weaker`
+    whether its container is weaker than a grade (`plan.is_in_weaker_container`). `env_of` returns
     the environment variables that a caller has chosen for a session. Policy rules see these
     variables as if the call had sent them, because a variable such as PATH decides what a command
     runs.
@@ -89,7 +93,7 @@ def authorize(
     env: Mapping[str, str] = {}
     if session_id is not None and tool.executor in _PROGRAMS:
         env = env_of(principal, session_id)
-    decision = policy.decide(facts_of(validated, principal.id, exceeds, env))
+    decision = policy.decide(facts_of(validated, principal.id, exceeds, is_weaker, env))
     if decision.verdict is Verdict.DENY:
         if not resolved.request.options.dry_run:
             policy.count(decision)
@@ -111,12 +115,14 @@ def facts_of(
     validated: ValidatedCall,
     principal_id: str,
     exceeds: Callable[[str], bool],
+    is_weaker: Callable[[ValidatedCall, Grade], Answer],
     session_env: Mapping[str, str] | None = None,
 ) -> CallFacts:
     """Return the data about a call that policy rules test and that explanations show.
 
-    `exceeds` returns whether the gate with the given key would refuse the call. `session_env`
-    contains the environment variables of the call's session.
+    `exceeds` returns whether the gate with the given key would refuse the call, and `is_weaker`
+    whether its container is weaker than a grade. `session_env` contains the environment variables
+    of the call's session.
     """
     resolved = validated.resolved
     options = resolved.request.options
@@ -130,11 +136,16 @@ def facts_of(
         options.agent_id,
         options.session_id,
         exceeds,
+        partial(is_weaker, validated),
     )
 
 
 def facts_to_explain(
-    query: ExplainWish, registry: ToolIndex, agents: Agents, now: Callable[[], datetime]
+    query: ExplainWish,
+    registry: ToolIndex,
+    agents: Agents,
+    now: Callable[[], datetime],
+    is_weaker: Callable[[ValidatedCall, Grade], Answer],
 ) -> CallFacts:
     """Return the data that policy rules test, for the hypothetical call that `query` describes. The
     data says that no budget or other gate would refuse the call.
@@ -152,4 +163,4 @@ def facts_to_explain(
     principal = Principal(query.principal_id or "", frozenset({Scope.CALL}), speaks_for)
     request = CallRequest(query.tool, query.arguments, options, principal, "explain", "explain", {})
     validated = validate(resolve(request, registry, agents, now))
-    return facts_of(validated, principal.id, lambda key: False)
+    return facts_of(validated, principal.id, lambda key: False, is_weaker)

@@ -7,6 +7,8 @@ mode are only logged.
 
 from __future__ import annotations
 
+from functools import partial
+
 import anyio.to_thread
 
 from fumehood.core.errors import PermissionDenied
@@ -14,6 +16,7 @@ from fumehood.core.long_text import is_long
 from fumehood.core.tool import ToolDefinition
 from fumehood.pipeline.authorize import PermittedCall, authorize
 from fumehood.pipeline.context import CallContext, PipelineServices
+from fumehood.pipeline.plan import is_in_weaker_container
 from fumehood.pipeline.resolve import ResolvedCall, resolve
 from fumehood.pipeline.validate import ValidatedCall, validate
 
@@ -68,7 +71,13 @@ def _authorized(
 
     permitted = trace.passed(
         "authorize",
-        authorize(validated, services.policy, exceeds, services.sessions.own_env),
+        authorize(
+            validated,
+            services.policy,
+            exceeds,
+            partial(is_in_weaker_container, walls=services.walls),
+            services.sessions.own_env,
+        ),
     )
     for part in services.parts.requiring:
         part.require_possible(permitted, services)

@@ -17,17 +17,27 @@ from fumehood.core.call import CallOptions
 from fumehood.core.errors import EngineError, InvalidParams, SandboxUnavailable
 from fumehood.core.hosts import network_wish
 from fumehood.core.json_types import JsonObject
-from fumehood.core.limits import Limit, Limits, WallLimits, smallest
+from fumehood.core.limits import Grade, Limit, Limits, WallLimits, smallest, strongest
 from fumehood.core.session import SessionRecord
 from fumehood.core.tool import DECISION, ToolDefinition
 from fumehood.executors.around import needs_of, not_given
 from fumehood.executors.base import Executor, HeldAction, Placement
-from fumehood.executors.kinds import EXECUTORS
+from fumehood.executors.kinds import EXECUTORS, is_weaker
 from fumehood.parts import parts
 from fumehood.pipeline.authorize import PermittedCall
+from fumehood.pipeline.validate import ValidatedCall
+from fumehood.policy.model import Answer
 from fumehood.sandbox.host import Host
 from fumehood.sandbox.sessions import SessionKeeper
-from fumehood.sandbox.wall import HasImages, ImageMissing, Wall, WallDown, Walls, require_enforcing
+from fumehood.sandbox.wall import (
+    HasImages,
+    ImageMissing,
+    Wall,
+    WallDown,
+    Walls,
+    require_enforcing,
+    require_grade,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,7 +241,8 @@ def make_plan(
         memory_mb = offered.memory_class(allowed_mb)
     cpu_s = min(wall_s, offered.cpu_s) if offered.cpu_s is not None else wall_s
     disk_mb = place.disk_mb if place is not None else None
-    limits = Limits(wall_s, cpu_s, memory_mb, offered.output_bytes, disk_mb)
+    least = _least_grade(tool, place, wall)
+    limits = Limits(wall_s, cpu_s, memory_mb, offered.output_bytes, disk_mb, least)
     warnings = _lowered(options, limits, allowed_mb)
     image = place.image if place is not None else None
     if place is None and language is not None and isinstance(wall, HasImages):
@@ -242,6 +253,18 @@ def make_plan(
     plan = Plan(placement, limits, wall, executor, warnings, session, image, network, upstream)
     _check_plan(permitted, plan)
     return plan
+
+
+def is_in_weaker_container(validated: ValidatedCall, least: Grade, walls: Walls) -> Answer:
+    """Return whether the call would run in a container of a weaker grade than `least`, or None if
+    the grade of containers is not known yet. Return False if the call runs in no container.
+    """
+    request = validated.resolved.request
+    if request.held is not None:  # an action outside of containers
+        return False
+    in_session = request.options.session_id is not None
+    grade = walls.get("container").status.grade
+    return is_weaker(validated.resolved.tool.definition, grade, least, in_session=in_session)
 
 
 def can_run_now(tool: ToolDefinition, walls: Walls) -> bool:
@@ -319,6 +342,18 @@ def _session(
             fields=["options.session_id"],
         )
     return session
+
+
+def _least_grade(tool: ToolDefinition, place: SessionRecord | None, wall: Wall) -> Grade | None:
+    """Return the weakest grade of a container in which the call may run, or None for the engine's.
+    `place` is the session in whose container it runs, or None.
+
+    Raises SandboxUnavailable if it is known that the wall's containers are weaker.
+    """
+    least = strongest(tool.least_grade, place.least_grade if place is not None else None)
+    if wall.status.grade is not None:
+        require_grade(wall.status.grade, least)
+    return least
 
 
 def _check_isolation(placement: Placement, options: CallOptions) -> None:

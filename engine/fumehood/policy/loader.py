@@ -602,7 +602,7 @@ def _takes_all(stricter: Rule, rule: Rule) -> bool:
 
 
 def _tests(rule: Rule) -> tuple[object, ...]:
-    return rule.when, rule.any, rule.exceeds
+    return rule.when, rule.any, rule.exceeds, rule.grade_below
 
 
 def _asks_more(rule: Rule, than: Rule) -> bool:

@@ -30,9 +30,13 @@ from fumehood.core.call import ID_PATTERN as CALL_ID_PATTERN
 from fumehood.core.errors import FumehoodError
 from fumehood.core.hosts import host_pattern_fault
 from fumehood.core.json_types import JsonObject
+from fumehood.core.limits import Grade
 from fumehood.core.tool import ToolDefinition
 from fumehood.core.value import Value, table_of
 from fumehood.core.workspace_path import absolute_path
+
+Answer = bool | None
+"""The result of a test: True, False, or None if in doubt."""
 
 
 class Verdict(StrEnum):
@@ -44,6 +48,10 @@ class Verdict(StrEnum):
 
 
 def _never(key: str) -> bool:
+    return False
+
+
+def _in_no_container(least: Grade) -> Answer:
     return False
 
 
@@ -63,6 +71,9 @@ class CallFacts(NamedTuple):
     exceeds: Callable[[str], bool] = _never
     """Returns whether the gate with the given key would refuse the call now (`pipeline/gate.py`).
     Called only if a rule tests this gate."""
+    is_weaker: Callable[[Grade], Answer] = _in_no_container
+    """Returns whether the call would run in a container of a weaker grade than the given one, or
+    None if that is not known. The result is False if the call runs in no container."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,9 +164,6 @@ Text = Annotated[str, Field(strict=True, max_length=MAX_TEXT)]
 Flag = Annotated[bool, Field(strict=True)]
 Names = Annotated[tuple[Text, ...], Field(min_length=1, max_length=MAX_NAMES)]
 """A list of texts. The list must not be empty, because an empty list would never match."""
-
-Answer = bool | None
-"""The result of a test: True, False, or None if in doubt."""
 
 PREDICATES = ("prefix", "equals", "in", "glob", "min", "max", "path_inside", "host_in", "missing")
 
@@ -318,6 +326,8 @@ class Rule(_Written):
     tags: Names | None = None
     """The tool must have at least one matching tag."""
     cost_over: Money | None = None
+    grade_below: Grade | None = None
+    """Matches calls that run in a container of a weaker grade."""
     reason: Annotated[str, Field(strict=True, min_length=1, max_length=1000)] | None = None
     approvers: Names | None = None
     quorum: Annotated[int, Field(strict=True, ge=1, le=20)] | None = None
@@ -343,6 +353,13 @@ class Rule(_Written):
         if short and isinstance(when, list | tuple):
             moved["when"] = [*when, *({key: value} for key, value in short.items())]
         return moved
+
+    @field_validator("grade_below")
+    @classmethod
+    def _check_grade(cls, value: Grade | None) -> Grade | None:
+        if value is not None and all(grade.is_at_least(value) for grade in Grade):
+            raise ValueError(f"no grade is below {value}")
+        return value
 
     @field_validator("tools")
     @classmethod
@@ -378,6 +395,8 @@ class Rule(_Written):
         if self.decision is Verdict.ALLOW and self.exceeds:
             key = self.exceeds[0]
             raise ValueError(f"{key} needs 'ask' or 'deny'; 'allow' lets no call exceed a limit")
+        if self.grade_below is not None and self.decision is Verdict.ALLOW:
+            raise ValueError("grade_below needs 'ask' or 'deny'")
         return self
 
     @classmethod
@@ -407,8 +426,10 @@ class Rule(_Written):
 
     @property
     def is_unconditional(self) -> bool:
-        """Whether the rule has no conditions, and no keys that name gates of parts (`exceeds`)."""
-        return not self.when and not self.any and not self.exceeds
+        """Whether the rule has no conditions, and no keys that name gates of parts (`exceeds`) or a
+        grade.
+        """
+        return not self.when and not self.any and not self.exceeds and self.grade_below is None
 
 
 class Policy(Value):

@@ -172,7 +172,7 @@ def _executor_faults(document: JsonObject) -> list[str]:
     sandboxed = document.get("sandboxed", True)
     if not isinstance(executor, str):
         return []
-    faults = []
+    faults: list[str] = []
     remote = remote_type(kind)
     if remote is not None and executor != remote.executor:
         faults.append(f"executor: a tool of type {kind} cannot run as {executor!r}")
@@ -191,11 +191,22 @@ def _executor_faults(document: JsonObject) -> list[str]:
         faults += _program_faults(document, executor, model, sandboxed)
     if executor == "function":
         faults += _function_faults(document, sandboxed)
+    place = of_part.place if of_part is not None else executor.partition(":")[0]
+    faults += _grade_faults(document, place)
     own_streams = executor == "function" or executor.startswith("code:")
     streams = of_part.streams if of_part is not None else own_streams
     if document.get("streaming") and not streams:
         faults.append(f"streaming: the executor {executor!r} gives its result whole")
     return faults
+
+
+def _grade_faults(document: JsonObject, place: str) -> list[str]:
+    """Return a fault if the definition demands a grade of its container and has none. `place` is
+    where the tool runs: the place of a part's executor, or the first word of another executor.
+    """
+    if document.get("least_grade") is None or place in ("container", "code"):
+        return []
+    return ["least_grade: only tools that run in containers can demand a grade"]
 
 
 def _function_faults(document: JsonObject, sandboxed: Any) -> list[str]:

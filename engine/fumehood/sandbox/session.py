@@ -31,9 +31,11 @@ from fumehood.core.limits import (
     MB,
     MIN_CPUS,
     MIN_DISK_MB,
+    Grade,
     Limits,
     WallLimits,
     container_writable_mb,
+    strongest,
 )
 from fumehood.core.names import IMAGE_NAME, MAX_NAME_CHARACTERS, listed
 from fumehood.core.session import (
@@ -85,6 +87,7 @@ class SessionRequest:
     memory_mb: int
     disk_mb: int | None
     cpus: float | None
+    least_grade: Grade | None
     packages: tuple[str, ...]
     network: tuple[str, ...]
     env: Mapping[str, str] = field(repr=False)
@@ -312,6 +315,7 @@ class Session:
             memory_mb=self.spec.memory_mb,
             disk_mb=self.spec.disk_mb,
             cpus=self.spec.cpus,
+            least_grade=self.spec.least_grade,
             packages=self.spec.packages,
             network=self.spec.network,
             created_at=self.created_at,
@@ -384,6 +388,7 @@ def make_request(
     memory_mb: int | None,
     disk_mb: int | None,
     cpus: float | None,
+    least_grade: Grade | None,
     packages: Sequence[str] | None,
     network: Sequence[str],
     env: Mapping[str, str],
@@ -440,6 +445,7 @@ def make_request(
         memory_mb=offered.memory_class(memory_mb or usual_mb),
         disk_mb=disk_mb,
         cpus=cpus,
+        least_grade=least_grade,
         packages=tuple(packages or ()),
         network=tuple(network),
         env=dict(env),
@@ -522,6 +528,7 @@ def require_within(
         "memory_mb": wanted.memory_mb > granted.memory_mb,
         "cpus": (wanted.cpus or 0) > (granted.cpus or 0),
         "disk_mb": (wanted.disk_mb or 0) > (granted.disk_mb or 0),
+        "least_grade": strongest(wanted.least_grade, granted.least_grade) != wanted.least_grade,
         "packages": not set(wanted.packages) <= set(granted.packages),
         "network": not set(wanted.network) <= set(granted.network),
         "durable": wanted.durable and not granted.durable,

@@ -17,7 +17,7 @@ import anyio
 
 from fumehood.core.errors import EndedBy
 from fumehood.core.json_types import JsonObject
-from fumehood.core.limits import MB, Limits
+from fumehood.core.limits import MB, Limits, strongest
 from fumehood.core.session import SessionStatus
 from fumehood.sandbox.session import (
     Leftovers,
@@ -134,7 +134,11 @@ class SessionLease:
         leftovers = session.leftovers
         if program == "files" and leftovers is Leftovers.NONE:
             session.leftovers = Leftovers.WRITES  # until the run has succeeded
-        limits = replace(limits, memory_mb=session.spec.memory_mb)
+        limits = replace(
+            limits,
+            memory_mb=session.spec.memory_mb,
+            least_grade=strongest(limits.least_grade, session.spec.least_grade),
+        )
         arguments = session.with_env(program, arguments)
         if session.copy is None:
             ending = await session.container.run(program, arguments, limits, sinks)

@@ -45,6 +45,7 @@ from fumehood.core.errors import (
 from fumehood.core.fair_share import Lack
 from fumehood.core.identity import Principal, TrustDomain
 from fumehood.core.json_types import JsonObject
+from fumehood.core.limits import Grade
 from fumehood.core.session import (
     KeptSession,
     SavedCopy,
@@ -92,6 +93,7 @@ from fumehood.sandbox.wall import (
     WallDown,
     pins_of,
     require_enforcing,
+    require_grade,
     try_later,
 )
 
@@ -239,6 +241,7 @@ class SessionKeeper:
         image: str | None = None,
         memory_mb: int | None = None,
         cpus: float | None = None,
+        least_grade: Grade | None = None,
         disk_mb: int | None = None,
         packages: Sequence[str] | None = None,
         network: Sequence[str] | None = None,
@@ -271,8 +274,9 @@ class SessionKeeper:
             )
         given = {
             "image": image, "memory_mb": memory_mb, "cpus": cpus, "disk_mb": disk_mb,
-            "packages": packages, "network": network, "env": env, "durable": durable,
-            "idle_seconds": idle_seconds, "lifetime_seconds": lifetime_seconds,
+            "least_grade": least_grade, "packages": packages, "network": network, "env": env,
+            "durable": durable, "idle_seconds": idle_seconds,
+            "lifetime_seconds": lifetime_seconds,
         }  # fmt: skip
         chosen = find_preset(self._presets, preset)
         await self._wall.until_host_is_known()
@@ -796,6 +800,7 @@ class SessionKeeper:
                 memory_mb=record.memory_mb,
                 disk_mb=record.disk_mb,
                 cpus=record.cpus,
+                least_grade=record.least_grade,
                 packages=record.packages,
                 network=record.network,
                 env=home.env,
@@ -871,6 +876,12 @@ class SessionKeeper:
             additions=request.packages,
             on_lost=lambda: self._follow(self._live.get(session_id)),
         )
+        try:
+            require_grade(container.grade, request.least_grade)
+        except SandboxUnavailable:
+            container.end("its grade is too low")
+            self._remove_after_end(container)
+            raise
         now, now_at = self._clock.monotonic(), self._clock.now()
         session = Session(
             id=session_id,
@@ -1164,6 +1175,8 @@ class SessionKeeper:
         async def until_ready() -> None:
             if session.finished is None:
                 await self._until_ready(session)
+                if session.container.grade is not None:  # otherwise each run checks it
+                    require_grade(session.container.grade, session.spec.least_grade)
             if session.finished is not None:
                 self._usable(principal_id, session.id)
 

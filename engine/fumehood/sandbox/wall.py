@@ -12,7 +12,7 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Protocol, TypedDict, runtime_checkable
 
@@ -23,7 +23,7 @@ from fumehood.core.errors import EndedBy, SandboxUnavailable
 from fumehood.core.fair_share import FairShare, Lack
 from fumehood.core.identity import TrustDomain
 from fumehood.core.json_types import JsonObject
-from fumehood.core.limits import Grade, Limit, Limits, WallLimits, least_limits
+from fumehood.core.limits import Grade, Held, Limit, Limits, WallLimits, least_limits
 from fumehood.core.session import FileKind, SessionHome, SessionRecord, SessionState
 from fumehood.protocol.messages import GuestEnding
 from fumehood.sandbox.streams import Stream, StreamEnd
@@ -180,8 +180,12 @@ class RunEnding:
     """A clause that says why the files of a durable session were not saved after the run."""
     variables_bytes: int | None = None
     """Memory of the process that keeps the variables, in bytes."""
+    runtime: str | None = None
+    """The id of what ran the container, such as `docker`."""
     grade: Grade | None = None
     """How strongly the container held the program."""
+    held: Mapping[Limit, Held] = field(default_factory=dict)
+    """How the container held each limit."""
     node: str | None = None
     """The name of the node on which the program ran, if the engine has nodes."""
     is_node_lost: bool = False
@@ -227,16 +231,24 @@ class WallStatus:
     is_ready: bool
     """Whether the wall would serve a call now."""
     is_in_use: bool = True
+    runtime: str | None = None
+    """The id of what runs the containers, such as `docker`. None if the wall has no containers, or
+    several nodes.
+    """
     grade: Grade | None = None
     """How strongly containers hold their programs. None if the wall has no containers, or has
     started none.
     """
+    held: Mapping[Limit, Held] = field(default_factory=dict)
+    """How the last container holds each limit."""
     faults: tuple[str, ...] = ()
     """Why the wall is not ready, in words for the operator."""
     remedy: str = ""
     """How the faults can be remedied, in words for callers."""
     heals: bool = True
     """Whether the wall may become ready without the operator's help."""
+    details: JsonObject | None = None
+    """The details of the error that callers get because of the faults."""
     missing_images: tuple[str, ...] = ()
     """One sentence for each missing image."""
     guest_pid: int | None = None
@@ -308,6 +320,7 @@ def require_enforcing(wall: str, status: WallStatus) -> frozenset[Limit]:
         raise WallDown(
             f"{are} unavailable; nothing ran. {status.remedy}",
             retryable=status.heals,
+            details=status.details,
             retry_after_ms=RETRY_AFTER_MS if status.heals else None,
         )
     if missing:
@@ -318,6 +331,24 @@ def require_enforcing(wall: str, status: WallStatus) -> frozenset[Limit]:
             retry_after_ms=RETRY_AFTER_MS if status.heals else None,
         )
     return required
+
+
+def require_grade(grade: Grade | None, least: Grade | None) -> None:
+    """Check that a container with this grade may run what needs a grade of at least `least`. If
+    `least` is None, it may. A grade of None is not known, and may not.
+
+    Raises:
+        SandboxUnavailable: the grade is too low.
+    """
+    if least is None or (grade is not None and grade.is_at_least(least)):
+        return
+    cure = f"Use an engine whose containers have the grade {least}."
+    raise SandboxUnavailable(
+        f"The grade {least} is needed, and this engine's containers have the grade {grade}. "
+        f"Nothing ran. {cure}",
+        retryable=False,
+        details={"grade": grade and grade.value, "least_grade": least.value, "cure": cure},
+    )
 
 
 class ImageMissing(SandboxUnavailable):
@@ -481,6 +512,10 @@ class SessionContainer(Protocol):
         Raises:
             SandboxUnavailable: the facts cannot be determined now.
         """
+
+    @property
+    def grade(self) -> Grade | None:
+        """How strongly the container holds its programs. None if it does not run."""
 
     @property
     def lost(self) -> str | None:

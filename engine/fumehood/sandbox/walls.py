@@ -196,7 +196,10 @@ class EngineWalls:
                 ready=wall["ready"],
                 enforced=tuple(wall["enforced"]),
                 missing=tuple(wall["missing"]),
+                runtime=wall["runtime"],
                 grade=wall["grade"],
+                held=wall["held"],
+                why=wall["grade"] and wall["grade"].why,
             )
             for name, wall in report.items()
         }
@@ -210,7 +213,9 @@ def _report(name: str, wall: Wall) -> dict[str, Any]:
         "ready": status.is_ready and not status.lacking(name),
         "essential": name in ESSENTIAL_WALLS,
         "faults": list(status.faults),
+        "runtime": status.runtime,
         "grade": status.grade,
+        "held": dict(status.held),
         "missing": list(status.missing_images),
         "guest_pid": status.guest_pid,
     }

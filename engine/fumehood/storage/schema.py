@@ -259,6 +259,7 @@ SESSIONS = Table(
     Column("packages", JSON(none_as_null=True)),
     Column("snapshots", JSON(none_as_null=True)),
     Column("cpus", Float),
+    Column("least_grade", _TEXT),
     Column("network", JSON(none_as_null=True)),
     Column("env", JSON(none_as_null=True)),
     Column("preset", _TEXT),
@@ -668,6 +669,10 @@ STEPS: tuple[Step, ...] = (
         """INSERT INTO meta (key, value) SELECT 'needs.audit', ''
         WHERE EXISTS (SELECT 1 FROM audit WHERE substr(body, 1, 24) = '{"kind":"audit.anchored"')
         AND NOT EXISTS (SELECT 1 FROM meta WHERE key = 'needs.audit')""",
+    ),
+    # Sessions can demand a grade of their containers.
+    _sql(
+        "ALTER TABLE sessions ADD COLUMN least_grade VARCHAR",
     ),
 )
 """The migrations in order. The version of a schema is the number of steps that lead to it."""

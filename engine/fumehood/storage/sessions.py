@@ -37,7 +37,7 @@ _OF_HOME = frozenset(field.name for field in fields(SessionHome)) - {"of_parts"}
 
 _SAME_NAME = (
     "id", "name", "why", "image", "agent_id", "memory_mb", "disk_mb", "cpus", "calls",
-    "preset",
+    "preset", "least_grade",
 )  # fmt: skip
 
 

@@ -55,7 +55,7 @@ class Engine(ListedImages):
     def __init__(self, *rows: dict[str, Any], **info: Any) -> None:
         super().__init__(*rows)
         self.said = {**GOOD, **info}
-        self.components = version(runc="1.3.3", containerd="2.2.5")
+        self.components = version(runc="1.3.6", containerd="2.2.5")
 
     def version(self) -> dict[str, Any]:
         return self.components
@@ -255,3 +255,46 @@ def test_doctor_also_checks_the_operators_own_images(
     )
     found = both(config)
     assert {f.check: f.verdict for f in found}["image: mine"] == "warning"
+
+
+# -- known faults -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("component", "verdict"),
+    [
+        ({"Name": "runc", "Version": "1.1.5", "Details": {"GitCommit": "v1.1.5-0-g123"}}, "warning"),
+        ({"Name": "runc", "Version": "1.1.5+ds1",
+          "Details": {"GitCommit": "1.1.5+ds1-1+deb12u1"}}, "warning"),
+        ({"Name": "runc", "Version": "1.1.15+ds1",
+          "Details": {"GitCommit": "1.1.15+ds1-2+deb13u2"}}, "ok"),
+        ({"Name": "runc", "Version": "1.3.6"}, "ok"),
+        ({"Name": "runc"}, "ok"),
+    ],
+)  # fmt: skip
+def test_known_faults_of_a_component_are_named(
+    component: dict[str, Any], verdict: str, findings: Any
+) -> None:
+    engine = Engine(fresh_row())
+    engine.components = {**version(), "Components": [component]}
+    found = findings(engine)["docker: known faults"]
+    assert found.verdict == verdict
+    if verdict == "warning":
+        assert component["Details"]["GitCommit"] in found.found or "runc 1.1.5 " in found.found
+        assert "CVE-2025-31133" in found.found
+        assert "direct" in found.cure
+
+
+def test_version_of_a_configured_runtime_is_asked_of_its_program(
+    findings: Any, tmp_path: Path
+) -> None:
+    program = tmp_path / "runsc"
+    program.write_text("#!/bin/sh\necho runsc version 0.0~20221219.0\necho spec: 1.0\n")
+    program.chmod(0o700)
+    runtimes = {"runc": {}, "runsc": {"path": str(program)}}
+    engine = Engine(fresh_row(), Runtimes=runtimes)
+    assert findings(engine)["docker: known faults"].verdict == "ok"
+    found = findings(engine, runtime="runsc")["docker: known faults"]
+    assert "runsc 0.0~20221219.0 has ptrace" in found.found
+    program.unlink()
+    assert findings(engine, runtime="runsc")["docker: known faults"].verdict == "ok"

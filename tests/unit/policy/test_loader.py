@@ -125,6 +125,9 @@ FAULTS: list[tuple[str, str]] = [
     (DENY + 'cost_over = "-1"', "policy.toml: rule 'r': cost_over: must be 0 or more"),
     (DENY + 'cost_over = "0.0000000001"', "policy.toml: rule 'r': cost_over: has more than"),
     (DENY + "over_budget = false", "policy.toml: rule 'r': over_budget: can only be true"),
+    (DENY + 'grade_below = "strong"', "policy.toml: rule 'r': grade_below: must be"),
+    (DENY + 'grade_below = "watched"', "grade_below: no grade is below watched"),
+    (ALLOW + 'grade_below = "kernel"', "policy.toml: rule 'r': grade_below needs 'ask' or 'deny'"),
     (
         ALLOW + "over_budget = true",
         "policy.toml: rule 'r': over_budget needs 'ask' or 'deny'",
@@ -204,6 +207,7 @@ SOUND = [
     ASK + 'approvers = ["a", "b"]\nquorum = 2',
     ASK + "over_budget = true",
     DENY + 'cost_over = "0.10"',
+    ASK + 'grade_below = "kernel"',
     WHEN + "equals = [1, { a = true }]",
     WHEN.replace("/to", "/copies/*") + 'prefix = "a"',
     WHEN.replace("/to", "/copies/0") + 'prefix = "a"',
@@ -233,6 +237,11 @@ SHADOWED = [
     (("allow", 'tools = ["send*"]'), ("allow", 'tools = ["send*"]'), ("allow", 'tools = ["send_mail"]')),
     (("deny", 'cost_over = "1"'), ("ask", 'cost_over = "1"'), ("deny", 'cost_over = "0.5"')),
     (("deny", "dangerous = true"), ("ask", "dangerous = true"), ("ask", "dangerous = false")),
+    (
+        ("deny", 'grade_below = "kernel"'),
+        ("ask", 'grade_below = "kernel"'),
+        ("ask", 'grade_below = "namespaces"'),
+    ),
     (
         ("deny", 'when = [{argument = "/to", prefix = "a"}]'),
         ("allow", 'tools = ["send_mail"]', 'when = [{argument = "/to", prefix = "a"}]'),

@@ -320,6 +320,7 @@ ASKING = st.fixed_dictionaries(
         "quorum": st.integers(1, 2),
         "approvers": st.sampled_from([["ann", "bob"], ["bob", "cy"], ["ann", "bob", "cy"]]),
         "over_budget": st.just(True),
+        "grade_below": st.sampled_from(["kernel", "namespaces"]),
     },
 )
 

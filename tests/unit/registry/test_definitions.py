@@ -50,6 +50,20 @@ def test_streaming_is_refused_for_executors_without_streaming(executor: str) -> 
     assert said == ([expected] if is_refused else [])
 
 
+@pytest.mark.row("S13")
+@pytest.mark.parametrize("executor", sorted({*all_arguments(), "function", "http", "mcp"}))
+def test_least_grade_is_refused_for_executors_outside_of_containers(executor: str) -> None:
+    kind = {"http": "REST", "mcp": "MCP"}.get(executor, "NATIVE")
+    document = {"name": "a", "type": kind, "executor": executor, "description": "A.",
+                "least_grade": "kernel"}  # fmt: skip
+    with pytest.raises(InvalidDefinition) as caught:
+        parse_definition({**document, "colour": "red"})
+    said = [fault for fault in caught.value.faults if fault.startswith("least_grade:")]
+    is_of_container = executor.startswith(("code:", "workspace:", "process:"))
+    expected = "least_grade: only tools that run in containers can demand a grade"
+    assert said == ([] if is_of_container else [expected])
+
+
 CACHED: dict[str, Any] = {"cacheable": True, "read_only": True}
 
 

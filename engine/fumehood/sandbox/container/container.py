@@ -7,7 +7,7 @@ only if the runtime could apply all its limits and its guest has tested every re
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 
@@ -15,11 +15,11 @@ import anyio
 
 from fumehood.core.errors import EndedBy
 from fumehood.core.json_types import JsonObject
-from fumehood.core.limits import Grade, Limit, Limits
+from fumehood.core.limits import Grade, Held, Limit, Limits
 from fumehood.sandbox.container.channel import STREAM_ENDED, Channel
 from fumehood.sandbox.container.runtime import LimitsRefused, Runtime, RuntimeFault, Streams
 from fumehood.sandbox.container.spec import ContainerSpec, grade_of
-from fumehood.sandbox.wall import RunEnding, RunSinks
+from fumehood.sandbox.wall import RunEnding, RunSinks, require_grade
 
 START_DEADLINE_S = 20.0
 """Maximum seconds until a new guest is ready. This is enough for a host that starts several guests
@@ -88,6 +88,7 @@ class GradeTooLow(LimitsNotEnforced):
         self.message = f"Containers on this host have the grade {grade}, not {least}."
         others = "Use gVisor" if least is Grade.KERNEL else "Run the engine as root"
         self.remedy = f'{others}, or set container.least_grade to "{grade}".'
+        self.details = {"grade": grade.value, "least_grade": least.value, "cure": self.remedy}
 
 
 class Container(Channel):
@@ -117,6 +118,14 @@ class Container(Channel):
     def grade(self) -> Grade:
         """How strongly the container holds its programs. It is known when the guest is ready."""
         return Grade.WATCHED if self.watched else self._grade
+
+    @property
+    def held(self) -> Mapping[Limit, Held]:
+        """How the container holds each limit. It is known when the guest is ready."""
+        return {
+            limit: Held.WATCHED if limit in self.watched else Held.ENFORCED
+            for limit in sorted(self.enforced)
+        }
 
     @classmethod
     async def start(
@@ -221,7 +230,11 @@ class Container(Channel):
         """Run a program, and return how the run ended. The arguments have the same meaning as in
         `Channel.run`. If the container is lost during the run, find out why: if its memory ran out,
         the ending is `MEMORY` instead of `SANDBOX_LOST`.
+
+        Raises:
+            SandboxUnavailable: the container's grade is lower than the limits of the call demand.
         """
+        require_grade(self.grade, limits.least_grade)
         if self.is_dead:  # it ended after it was leased
             return RunEnding(EndedBy.SANDBOX_LOST, isolation)
         self._examined.clear()
@@ -239,7 +252,7 @@ class Container(Channel):
         self.ran_out_of_memory = self.ran_out_of_memory or (
             ending.ended_by is EndedBy.MEMORY or Limit.MEMORY.value in ending.limits_hit
         )
-        return replace(ending, grade=self.grade)
+        return replace(ending, runtime=self._runtime.id, grade=self.grade, held=self.held)
 
     async def until_examined(self) -> None:
         """Wait until the reason for the container's end is known. Until then, the container must

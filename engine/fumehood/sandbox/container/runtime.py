@@ -154,6 +154,8 @@ class Streams(Protocol):
 class Runtime(Protocol):
     """What runs containers. Every asynchronous method may raise RuntimeFault."""
 
+    id: str
+    """The name in the configuration, such as "docker"."""
     name: str
     """The name for people, such as "Docker"."""
     failure: RuntimeUnreachable | None
@@ -247,6 +249,7 @@ operator wrote. It can be pickled, because each node of an engine creates its ow
 class NoRuntime:
     """The runtime of an engine in which no part has one: it refuses everything."""
 
+    id = "none"
     name = "The container runtime"
     is_local = True
     failure: RuntimeUnreachable | None = RuntimeMissing()

@@ -37,7 +37,7 @@ import anyio
 
 from fumehood.core.errors import SandboxUnavailable
 from fumehood.core.json_types import JsonObject
-from fumehood.core.limits import Grade, Limit
+from fumehood.core.limits import Grade, Held, Limit
 from fumehood.sandbox.container.additions import PLUS, Additions
 from fumehood.sandbox.container.container import (
     START_DEADLINE_S,
@@ -233,6 +233,8 @@ class ContainerSupply:
         """
         self.grade: Grade | None = None
         """How strongly the last container holds its programs."""
+        self.held: Mapping[Limit, Held] = {}
+        """How the last container holds each limit."""
         self.lacking: LimitsNotEnforced | None = None
         """The error, if the last container did not enforce a required limit, otherwise None."""
         self.unsettled: set[str] = set()
@@ -241,6 +243,11 @@ class ContainerSupply:
         """
 
     # -- the state ------------------------------------------------------------------
+
+    @property
+    def runtime_id(self) -> str:
+        """The id of the runtime, such as `docker`."""
+        return self._runtime.id
 
     @property
     def down(self) -> Trouble | None:
@@ -421,7 +428,8 @@ class ContainerSupply:
             raise try_later(
                 f"No container could be started. {trouble.message} {trouble.remedy}"
             ) from None
-        self.seen, self.lacking, self.grade = container.enforced, None, container.grade
+        self.seen, self.lacking = container.enforced, None
+        self.grade, self.held = container.grade, container.held
         took_ms = round((time.monotonic() - began) * 1e3)
         started = {"name": container.name, "image": kind.image, "memory_mb": kind.memory_mb}
         self._on_event("container.started", {**started, "ms": took_ms})
@@ -699,4 +707,10 @@ def unavailable(trouble: Trouble) -> SandboxUnavailable:
         f"Containers are unavailable; nothing ran. {trouble.message} {trouble.remedy}".rstrip(),
         retryable=trouble.heals,
         retry_after_ms=RETRY_AFTER_MS if trouble.heals else None,
+        details=details_of(trouble),
     )
+
+
+def details_of(trouble: Trouble | None) -> JsonObject | None:
+    """Return the details of a call's error if `trouble` is a grade that is too low."""
+    return trouble.details if isinstance(trouble, GradeTooLow) else None

@@ -37,7 +37,7 @@ import anyio
 from fumehood.core.errors import EndedBy, SandboxUnavailable
 from fumehood.core.identity import TrustDomain
 from fumehood.core.json_types import JsonObject
-from fumehood.core.limits import CONTAINER_MEMORY_CLASSES, Limits
+from fumehood.core.limits import CONTAINER_MEMORY_CLASSES, Grade, Limits
 from fumehood.core.session import SessionHome, SessionRecord, SessionStatus
 from fumehood.core.tasks import start_soon
 from fumehood.sandbox.container.additions import PLUS, Additions
@@ -56,6 +56,7 @@ from fumehood.sandbox.container.supply import (
     STOP_DEADLINE_S,
     ContainerSupply,
     Making,
+    details_of,
     for_callers,
     unavailable,
 )
@@ -226,10 +227,13 @@ class ContainerWall(HasImages):
             enforced & supply.seen,
             is_ready=supply.has_any and trouble is None,
             is_in_use=self._is_in_use,
+            runtime=supply.runtime_id,
             grade=supply.grade,
+            held=supply.held,
             faults=(trouble.message,) if trouble is not None else (),
             remedy=f"{trouble.message} {trouble.remedy}" if trouble and not enforced else "",
             heals=trouble is None or trouble.heals,
+            details=details_of(trouble),
             missing_images=tuple(error.message for error in supply.missing.values()),
         )
 
@@ -832,6 +836,11 @@ class HeldContainer:
         """A lock. It is held while the container is taken over, frozen, thawed, stopped or started
         again.
         """
+
+    @property
+    def grade(self) -> Grade | None:
+        """How strongly the container holds its programs. None if it does not run."""
+        return self.container.grade if self.container is not None else None
 
     async def until_unchanging(self) -> None:
         """Wait until no operation changes the container, and until the container of a stopped

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fumehood.core.limits import Grade
+from fumehood.core.limits import Grade, strongest, weakest
 from fumehood.sandbox.container.container import GradeTooLow
 from fumehood.sandbox.container.spec import grade_of
 
@@ -34,3 +34,12 @@ def test_refusal_names_what_could_be_had_and_is_final(least: Grade, way: str) ->
     assert refusal.heals is False
     assert way in refusal.remedy
     assert 'container.least_grade to "watched"' in refusal.remedy
+    assert refusal.details == {"grade": "watched", "least_grade": least, "cure": refusal.remedy}
+
+
+def test_strongest_and_weakest_grade_of_several() -> None:
+    assert strongest(None, Grade.WATCHED, Grade.NAMESPACES) is Grade.NAMESPACES
+    assert strongest(None, None) is None
+    assert weakest([Grade.KERNEL, Grade.WATCHED, Grade.NAMESPACES]) is Grade.WATCHED
+    assert weakest([Grade.KERNEL, None]) is None
+    assert weakest([]) is None
