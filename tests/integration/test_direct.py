@@ -33,8 +33,9 @@ from fumehood.core.limits import MB, Limit, Limits
 from fumehood.direct import ask as ask_module
 from fumehood.direct import runtime as direct_runtime
 from fumehood.direct.ask import ask_launcher, sandboxes_of
+from fumehood.direct.host_files import python_version
 from fumehood.direct.ids import FIRST_ID
-from fumehood.direct.launcher import VERSION
+from fumehood.direct.launcher import VERSION, host_folders
 from fumehood.direct.runtime import Direct
 from fumehood.direct.store import DirectoryStore, LayerChanged, default_home, open_store
 from fumehood.image_store.faults import ImageBuildError
@@ -181,6 +182,46 @@ async def test_mounts_of_a_sandbox_are_the_image_and_new_file_systems(
     assert {"/proc/sys", "/proc/bus", "/proc/irq"} <= read_only
     for path, (options, _) in found.items():
         assert "nosuid" in options.split(","), path
+
+
+PROGRAM_OF_HOST = """
+import os, subprocess, sys
+found = {"inode": os.stat("/usr/bin/env").st_ino, "python": list(sys.version_info[:3])}
+for path in ("/usr/x", "/usr/bin/x", "/etc/x", "/usr/bin/env"):
+    try:
+        open(path, "wb").close()
+    except OSError as error:
+        found[path] = error.errno
+found["etc"] = sorted(os.listdir("/etc"))
+found["top"] = sorted(os.listdir("/"))
+found["ran"] = subprocess.run(["/usr/bin/env", "echo", "1"], capture_output=True, text=True).stdout
+found
+"""
+
+
+async def test_image_of_the_host_shows_only_its_programs_and_shows_them_read_only(
+    direct: Direct, image: Image
+) -> None:
+    of_host = ready_direct_image("host")
+    async with started(direct, of_host) as container:
+        assert container.enforced == frozenset(Limit)
+        pid = await pid_of(direct, container.name)
+        rows = Path(f"/proc/{pid}/mountinfo").read_text().splitlines()
+        found = (await python(container, PROGRAM_OF_HOST)).result["value"]
+    options = {row.split()[4]: set(row.split()[5].split(",")) for row in rows}
+    for path in host_folders():
+        assert {"ro", "nosuid", "nodev"} <= options[path]
+    assert found["inode"] == os.stat("/usr/bin/env").st_ino
+    assert tuple(found["python"]) == python_version()
+    assert found["ran"] == "1\n"
+    assert {found[path] for path in ("/usr/x", "/usr/bin/x", "/etc/x", "/usr/bin/env")} == {
+        errno.EROFS
+    }
+    assert not {"shadow", "ssl", "fumehood", "ssh"} & set(found["etc"])
+    assert not {"boot", "mnt", "srv"} & set(found["top"])
+    async with started(direct, image) as container:  # the twin has nothing of the host
+        found = (await python(container, PROGRAM_OF_HOST)).result["value"]
+    assert found["inode"] != os.stat("/usr/bin/env").st_ino
 
 
 async def test_sandbox_does_not_start_if_a_limit_cannot_be_set(

@@ -392,6 +392,37 @@ def test_all_attacks_hold_and_the_grade_is_shown(host: Host) -> None:
     assert len(card["attacks"]) >= 72
 
 
+def test_programs_of_the_host_run_where_no_image_can_be_built(host: Host) -> None:
+    """The user has neither mmdebstrap nor an image, and all attacks hold."""
+    variables = {
+        "PATH": str(without_mmdebstrap(host.home.parent / "bin")),
+        "XDG_DATA_HOME": str(host.home / "data"),
+    }
+    fumehood = host.installation.command
+    refused = host.run(*fumehood, "images", "build", "python", **variables)
+    assert refused.returncode == 4
+    assert "mmdebstrap is not installed" in refused.stderr
+    assert "fumehood images build host" in refused.stderr
+    built = host.run(*fumehood, "images", "build", "host", **variables)
+    assert built.returncode == 0, built.stderr
+    assert '[container.images] python = "host"' in built.stderr
+    attack = (*fumehood, "doctor", "--attack", "--runtime", "direct", "--json")
+    done = host.run(*attack, "--wall", "container", **variables)
+    (card,) = json.loads(done.stdout)["walls"]
+    through = [line for line in card["attacks"] if line["verdict"] != "held"]
+    assert (through, card["why"], card["grade"]) == ([], "", "watched")
+    assert len(card["attacks"]) >= 72
+
+
+def without_mmdebstrap(folder: Path) -> Path:
+    """A folder with the programs of this host, except mmdebstrap."""
+    folder.mkdir(mode=0o755)
+    for path in [*Path("/usr/sbin").iterdir(), *Path("/usr/bin").iterdir()]:
+        if path.name != "mmdebstrap" and not (folder / path.name).is_symlink():
+            (folder / path.name).symlink_to(path)
+    return folder
+
+
 @pytest.mark.usefixtures("said")
 def test_doctor_names_the_grade_and_how_to_accept_it(host: Host) -> None:
     def found(**variables: str) -> dict[str, Any]:

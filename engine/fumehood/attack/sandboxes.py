@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from fumehood.attack.scorecard import Verdict, WallCard
-from fumehood.attack.targets import DIRECT, IMAGE, Target, wall_target
+from fumehood.attack.targets import DIRECT, HOST_IMAGE, IMAGE, Target, wall_target
 from fumehood.direct.ask import launcher_directory, sandboxes_of
 from fumehood.direct.host import why_unfit
 from fumehood.direct.runtime import Direct
@@ -29,28 +29,30 @@ def direct_targets(
     it from the container wall.
 
     Direct sandboxes are optional: if the host cannot run them or has no image for them, this is a
-    fault only if `is_wanted` is True.
+    fault only if `is_wanted` is True. If only the image `host` is built, it is attacked.
     """
     unfit = why_unfit(None)
     if unfit is not None:
         why, remedy = unfit.message, unfit.remedy
     else:
-        try:
-            find_image(open_store(), IMAGE)
-        except ImageMissing as missing:
-            why, remedy = missing.message, ""
-        else:
-            return [made_of(direct_target())]
+        why, remedy = "", ""
+        for image in (IMAGE, HOST_IMAGE):
+            try:
+                find_image(open_store(), image)
+            except ImageMissing as missing:
+                why = why or missing.message
+            else:
+                return [made_of(direct_target(image=image))]
     verdict = Verdict.UNTRIED if is_wanted else Verdict.ABSENT
     return [WallCard(wall, DIRECT, verdict, why, remedy, 0.0, ())]
 
 
-def direct_target(*, command: tuple[str, ...] | None = None) -> Target:
-    """Return the container wall with direct sandboxes as a target."""
+def direct_target(*, image: str = IMAGE, command: tuple[str, ...] | None = None) -> Target:
+    """Return the container wall with direct sandboxes of an image as a target."""
     runtime = Direct(launcher_directory(), open_store())
     return wall_target(
         DIRECT, runtime, lambda engine_id: Sandboxes(launcher_directory(), engine_id),
-        command=command,
+        image=image, command=command,
     )  # fmt: skip
 
 

@@ -189,7 +189,7 @@ async def _opened(
         yield Standing(wall, hello, PROCESS_WALL_MB, lambda: wall.guest_pid, standing)
 
 
-IMAGE = "python"
+IMAGE, HOST_IMAGE = "python", "host"
 
 CONTAINER_LIFETIME_S = 300
 """Seconds after which a container's guest ends itself, even if this process was killed."""
@@ -201,6 +201,7 @@ def wall_target(
     look: Callable[[str], Containers],
     *,
     oci_runtime: str | None = None,
+    image: str = IMAGE,
     command: tuple[str, ...] | None = None,
     sees_processes: bool = True,
 ) -> Target:
@@ -223,7 +224,7 @@ def wall_target(
         engine_id = secrets.token_hex(16)
         # Start none in advance, so that only containers made for attacks are seen.
         settings = ContainerSettings(
-            images=LanguageImages(python=IMAGE, shell=IMAGE, javascript=IMAGE),
+            images=LanguageImages(python=image, shell=image, javascript=image),
             runtime=oci_runtime,
             least_grade=Grade.WATCHED,  # each grade is attacked, and shown
             memory_mb=MIN_CONTAINER_MB,

@@ -101,6 +101,8 @@ class SandboxReport(_Value):
     limits: LimitsApplied
     node: str | None = None
     """The node on which the call ran, if the engine has nodes."""
+    image: str | None = Field(default=None, exclude_if=not_)
+    """The name of the container's image. Absent if the call ran in no container."""
     runtime: str | None = Field(default=None, exclude_if=not_)
     """What ran the container, such as `docker`. Absent if the call ran in no container."""
     grade: Grade | None = Field(default=None, exclude_if=not_)

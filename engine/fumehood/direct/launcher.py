@@ -37,7 +37,7 @@ if __name__ == "__main__":
 from fumehood.direct import cgroups, ids, sandbox
 from fumehood.guest.core import kernel
 
-VERSION = 2
+VERSION = 3
 """Version of the requests. An engine uses only a launcher of its own version."""
 
 MAX_BYTES = 128 * 1024
@@ -64,6 +64,17 @@ UNKNOWN_STATUS = 255
 JOIN_SESSION_KEYRING = 1
 KEYCTL = {"x86_64": 250, "aarch64": 219}
 """Architecture → number of keyctl(2)."""
+
+
+HOST_FOLDERS = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
+"""The directories of the host that sandboxes of the image `host` have. Those that are links are
+links in its skeleton.
+"""
+
+
+def host_folders() -> list[str]:
+    """Return those of `HOST_FOLDERS` that this host has as directories of their own."""
+    return [path for path in HOST_FOLDERS if os.path.isdir(path) and not os.path.islink(path)]
 
 
 class Refused(Exception):
@@ -351,6 +362,9 @@ class Launcher:
                 attributes = plain
             with self._mounted("overlay", "overlay", options) as mounted:
                 trees["/"] = sandbox.clone_mount(mounted, attributes)
+            for path in host_folders() if plan["with_host"] else ():
+                attributes = plain | sandbox.ATTR_RDONLY
+                trees[path] = sandbox.clone_mount(path, attributes)
             for name in sandbox.DEVICES:
                 if plan["is_watched"] and name == sandbox.SHARES_MEMORY:
                     continue

@@ -58,10 +58,16 @@ _NO_PRIORITY: JsonObject = {"RTPRIO": 0, "NICE": 0, "MEMLOCK": 65_536}
 
 
 def plan_of(
-    spec: ContainerSpec, layers: Sequence[Path], device: str | None, *, is_watched: bool
+    spec: ContainerSpec,
+    layers: Sequence[Path],
+    device: str | None,
+    *,
+    is_watched: bool,
+    with_host: bool = False,
 ) -> JsonObject:
     """Return the plan of a sandbox. `layers` are the directories of its image's layers, and
-    `device` is the block device of its disk. `is_watched` says that the host has no control groups,
+    `device` is the block device of its disk. `with_host` says whether the sandbox has the programs
+    and libraries of the host. `is_watched` says that the host has no control groups,
     so that the guest must watch the memory itself.
     """
     tmpfs: JsonObject = {
@@ -76,6 +82,7 @@ def plan_of(
         "labels": labels_of(spec),
         "image_id": spec.image_id,
         "layers": [str(layer) for layer in layers],
+        "with_host": with_host,
         "changes": None,
         "rlimits": {
             "CORE": 0,
@@ -106,6 +113,7 @@ def step_plan(
     upper: Path,
     work: Path,
     is_watched: bool,
+    with_host: bool = False,
 ) -> JsonObject:
     """Return the plan of a build step, which runs `command` as root without capabilities. What it
     changes in the root file system gets into the directory `upper`. `work` is an empty directory on
@@ -116,6 +124,7 @@ def step_plan(
         "labels": {},
         "image_id": name,
         "layers": [str(layer) for layer in layers],
+        "with_host": with_host,
         "changes": [str(upper), str(work)],
         "rlimits": {
             "CORE": 0,

@@ -125,7 +125,8 @@ class Direct:
         if is_watched and spec.program is not None:
             raise LimitsRefused("Nothing in its container would watch the program's memory.")
         layers = await self._in_thread(lambda: self._store.directories_of(spec.image_id), FILES_S)
-        plan = plan_of(spec, layers, device, is_watched=is_watched)
+        with_host = self._store.has_host(spec.image_id)
+        plan = plan_of(spec, layers, device, is_watched=is_watched, with_host=with_host)
         return spec.name, await self._with_streams({"do": "launch", "plan": plan}, 3)
 
     async def _look(self) -> bool:

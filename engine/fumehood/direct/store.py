@@ -31,10 +31,11 @@ from fumehood.direct.ask import (
     run_step,
     sandboxes_of,
 )
+from fumehood.direct.host_files import PYTHON, python_version, write_skeleton
 from fumehood.direct.layers import FILES, PREFIX, WORK, read_about
 from fumehood.direct.plan import MOUNT_POINTS, step_plan
 from fumehood.image_store.faults import ImageBuildError, build_error
-from fumehood.image_store.store import OnStep, StoredLayer
+from fumehood.image_store.store import HOST, OnStep, StoredLayer
 from fumehood.sandbox.container.runtime import RuntimeFault, RuntimeNotFound, RuntimeUnreachable
 from fumehood.sandbox.images.recipe import Recipe
 
@@ -135,6 +136,10 @@ class DirectoryStore:
             self._checked.update(unchecked)
         return [one.files for one in reversed(stack)]
 
+    def has_host(self, layer: str) -> bool:
+        """Return whether a sandbox of this layer has the programs and libraries of this host."""
+        return bool(self._layer(layer).about["labels"].get(HOST))
+
     def import_root(self, archive: Path, labels: Mapping[str, str]) -> str:
         """Make a layer from the root file system in the tar file `archive`, and return its id."""
         with archive.open("rb") as opened, self._new(opened, MOUNT_POINTS) as new:
@@ -150,6 +155,19 @@ class DirectoryStore:
             "Images of a registry cannot be used here.",
             "Leave --base out, or set container.engine to docker.",
         )
+
+    def root_from_host(self, target: Path) -> None:
+        """Write the root file system of the image `host` to the tar file `target`.
+
+        Raises:
+            ImageBuildError: this host has no suitable Python.
+        """
+        if python_version() < (3, 11):
+            raise ImageBuildError(
+                f"The image host needs {PYTHON} of version 3.11 or later on this host.",
+                "Install it with your distribution, or load an image: fumehood images load FILE",
+            )
+        write_skeleton(target)
 
     def add(
         self,
@@ -168,11 +186,12 @@ class DirectoryStore:
             ImageBuildError: the command failed. The message begins with `failed`.
         """
         directories = self.directories_of(below)
+        with_host = self.has_host(below)
         with _in_use(directories), self._new(files) as new:
             upper, work = (self._home / new / name for name in (FILES, WORK))
             name = f"{STEP}{int(time.time() + run_s + STEP_LIFETIME_S)}-{secrets.token_hex(4)}"
             plan = step_plan(
-                name, command, directories, upper=upper, work=work,
+                name, command, directories, upper=upper, work=work, with_host=with_host,
                 is_watched=not self._ask_launcher({"do": "hello"})["cgroups"],
             )  # fmt: skip
             ended = run_step(self._launcher, plan, run_s)

@@ -26,7 +26,7 @@ from fumehood.docker.store import DockerStore
 from fumehood.image_store.find import list_images, newest_own
 from fumehood.parts import container_part
 from fumehood.sandbox.images.catalog import Image
-from fumehood.sandbox.images.recipe import image_names
+from fumehood.sandbox.images.recipe import HOST_IMAGE, image_names
 
 COMPONENTS = ("containerd", "runc")
 """Components of Docker whose versions are shown."""
@@ -86,6 +86,8 @@ def check_images(config: Config) -> Iterator[Finding]:
     used["sessions.image"] = config.sessions.image
     for name, found_images in images.items():
         is_used = name in used.values()
+        if name == HOST_IMAGE and not is_used:  # it cannot be had with Docker
+            continue
         yield image_finding(name, found_images, datetime.now(UTC), is_used=is_used)
     for setting, name in used.items():
         if name not in images:

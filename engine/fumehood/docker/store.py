@@ -25,7 +25,7 @@ import docker
 from docker.errors import APIError, BuildError, ImageNotFound, NotFound
 
 from fumehood.docker.api import load_image, open_docker, save_image, typed_errors
-from fumehood.image_store.faults import LINES_SEARCHED, build_error
+from fumehood.image_store.faults import LINES_SEARCHED, ImageBuildError, build_error
 from fumehood.image_store.store import (
     GUEST,
     IMAGE,
@@ -116,6 +116,17 @@ class DockerStore:
         return str(self._client.inspect_image(tag)["Id"])
 
     @typed_errors()
+    def root_from_host(self, target: Path) -> None:
+        """Refuse to use the files of this host.
+
+        Raises:
+            ImageBuildError: always.
+        """
+        raise ImageBuildError(
+            "Docker's containers cannot have the programs of this host.",
+            'Set container.engine to "direct", or build another image.',
+        )
+
     def root_from_base(self, recipe: Recipe, context: bytes, target: Path, on_step: OnStep) -> None:
         """Pull the base image of the recipe, install the packages into it with the Dockerfile in
         the tar archive `context`, and write the resulting file system to the tar file `target`.

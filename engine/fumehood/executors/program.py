@@ -225,11 +225,18 @@ def _outcome(
             + tuple(warning for share in shares for warning in share.warnings)
         ),
         sandbox={name: value for share in reversed(shares) for name, value in share.sandbox.items()}
-        | {"runtime": ending.runtime, "grade": ending.grade, "held": ending.held},
+        | _strength_of(ending),
         kept=tuple(share.kept for share in shares if share.kept is not None),
         max_data_bytes=MAX_DATA_BYTES,
         cuts=tuple(stream.cut for stream in kept.values() if stream.cut is not None),
     )
+
+
+def _strength_of(ending: RunEnding) -> JsonObject:
+    """Return how strongly the container held the program, for the answer's field `sandbox`."""
+    if ending.grade is None:
+        return {}
+    return {"runtime": ending.runtime, "grade": ending.grade, "held": ending.held}
 
 
 def session_fields(session_id: str, ending: RunEnding) -> JsonObject:

@@ -38,6 +38,9 @@ GUEST = "fumehood.guest"
 BASE = "fumehood.base"
 """Label: the existing image from which the root file system was made, or empty."""
 
+HOST = "fumehood.host"
+"""Label: not empty if the image has the programs and libraries of its host."""
+
 ROOT = "fumehood.root"
 """Label: the digest of a root file system's sources; empty on images that are based on a root file
 system.
@@ -105,6 +108,13 @@ class ImageStore(Protocol):
 
         Raises:
             ImageBuildError: a step failed, or this store cannot fetch images from a registry.
+        """
+
+    def root_from_host(self, target: Path) -> None:
+        """Write a root file system of this host's programs and libraries to the tar file `target`.
+
+        Raises:
+            ImageBuildError: this store cannot use them, or they do not suffice.
         """
 
     def add(

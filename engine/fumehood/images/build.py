@@ -40,6 +40,7 @@ from fumehood.image_store.store import (
     BASE,
     GUEST,
     GUEST_MB,
+    HOST,
     IMAGE,
     LANGUAGES,
     LAYER_BASE,
@@ -267,7 +268,9 @@ def _make_root(store: ImageStore, recipe: Recipe, on_step: OnStep) -> StoredLaye
     with tempfile.TemporaryDirectory(prefix="fumehood-image-") as directory:
         _require_room(Path(directory))
         root = Path(directory) / "root.tar"
-        if recipe.base:
+        if recipe.is_of_host:
+            store.root_from_host(root)
+        elif recipe.base:
             store.root_from_base(recipe, recipe_archive(recipe), root, on_step)
         else:
             make_root(recipe, root, on_step)
@@ -277,6 +280,7 @@ def _make_root(store: ImageStore, recipe: Recipe, on_step: OnStep) -> StoredLaye
             BASE: recipe.base,
             PACKAGES: str(_count_packages(root)),
             PACKAGES_FROM: str(int(time.time())),
+            **({HOST: "1"} if recipe.is_of_host else {}),
         }
         on_step(f"importing it into {store.name}")
         identifier = store.import_root(root, labels)
@@ -356,6 +360,11 @@ def add_layer(store: ImageStore, base: Image, recipe: Recipe, lock: Lock, cache:
     Raises:
         PackagesRefused, ImageBuildError: the packages are not available, or cannot be unpacked.
     """
+    if recipe.is_of_host:
+        raise PackagesRefused(
+            f"The image {base.name} has the programs of this host, and gets no packages.",
+            "Use another image.",
+        )
     wheels = fetch(lock, recipe.release, cache, lambda step: None)
     about = json.loads(replace(recipe, lock=Lock(recipe.lock.packages + lock.packages)).about)
     about |= {
@@ -472,6 +481,8 @@ def check_request(request: ImageRequest, home: Path, *, replace: bool = False) -
         )
     if request.below not in image_names():
         raise WrongRecipe(f"--from takes one of {', '.join(image_names())}.")
+    if read_recipe(request.below).is_of_host:
+        raise WrongRecipe("--from takes no image that has the programs of this host.")
     for package in request.debian_packages:
         if not is_debian_package(package):
             raise WrongRecipe(f"{package[:80]!r} is not the name of a Debian package.")

@@ -91,6 +91,12 @@ def build_images(
     store = _open_store(config)
     built = [_build(store, recipe, own, force=force, since=started) for recipe in recipes]
     made = sum(result.made_guest for result in built)
+    if any(recipe.is_of_host for recipe in recipes):
+        print(
+            'Use it with [container.images] python = "host" and shell = "host", and [sessions] '
+            'image = "host" in the configuration.',
+            file=sys.stderr,
+        )
     if len(built) > 1 and made:
         print(f"{made} images in {time.time() - started:.1f} s", file=sys.stderr)
     if wants_json(as_json):

@@ -33,6 +33,12 @@ MERGED_USR = Path("/usr/share/mmdebstrap/hooks/merged-usr")
 installed.
 """
 
+OTHERWISE = (
+    "or use the programs of this host: fumehood images build host; or load an image: fumehood "
+    "images load FILE; or, with Docker, name a base: fumehood images build NAME --base REF@DIGEST"
+)
+"""How an image can be had where no root file system can be made."""
+
 _VERBS = ("running apt-get", "downloading", "extracting", "installing", "creating")
 _STEPS = tuple(f"I: {verb} " for verb in _VERBS)
 
@@ -47,15 +53,13 @@ def make_root(recipe: Recipe, target: Path, on_step: OnStep) -> None:
     if os.geteuid() != 0 and shutil.which("newuidmap") is None:
         raise ImageBuildError(
             "Making a root file system needs root or, for an ordinary user, the program newuidmap.",
-            "apt-get install uidmap; or load an image: fumehood images load FILE; or name a base: "
-            "fumehood images build NAME --base REF@DIGEST",
+            f"apt-get install uidmap; {OTHERWISE}",
         )
     program = shutil.which("mmdebstrap")
     if program is None:
         raise ImageBuildError(
             "mmdebstrap is not installed.",
-            "apt-get install mmdebstrap; or load an image: fumehood images load FILE; or name a "
-            "base: --base REF@DIGEST",
+            f"apt-get install mmdebstrap; {OTHERWISE}",
         )
     finish = target.with_name("finish")
     finish.write_bytes(recipe.file("finish"))

@@ -719,6 +719,7 @@ def _sandbox(outcome: Outcome | None, plan: Plan | None) -> SandboxReport | None
         "ended_by": outcome.ended_by,
         "limits": limits,
         "node": outcome.node,
+        "image": plan.image,
     }
     return SandboxReport(**{**outcome.sandbox, **own})
 

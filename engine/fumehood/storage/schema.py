@@ -259,10 +259,10 @@ SESSIONS = Table(
     Column("packages", JSON(none_as_null=True)),
     Column("snapshots", JSON(none_as_null=True)),
     Column("cpus", Float),
-    Column("least_grade", _TEXT),
     Column("network", JSON(none_as_null=True)),
     Column("env", JSON(none_as_null=True)),
     Column("preset", _TEXT),
+    Column("least_grade", _TEXT),
 )
 """One row for each session. The number of calls and the time of last use may be a few seconds out
 of date."""

@@ -187,7 +187,7 @@ def test_runtime_of_the_configuration_that_docker_lacks_is_a_warning(findings: A
 def test_doctor_warns_about_a_configured_image_without_a_recipe(findings: Any) -> None:
     found = findings(Engine(fresh_row()), images={"python": "pyhton"})["image: pyhton"]
     assert (found.verdict, found.cure) == (
-        "warning", "Set container.images.python to an existing image: node, python, python-data, python-science, shell.",
+        "warning", "Set container.images.python to an existing image: host, node, python, python-data, python-science, shell.",
     )  # fmt: skip
 
 

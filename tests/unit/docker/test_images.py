@@ -61,7 +61,7 @@ def test_unknown_image_name_is_refused_with_the_known_names() -> None:
         find_image(listed(), "pyhton")
     assert "image 'pyhton' does not exist" in refusal.value.message
     assert refusal.value.message.endswith(
-        "Name one of these: node, python, python-data, python-science, shell."
+        "Name one of these: host, node, python, python-data, python-science, shell."
     )
 
 

@@ -53,7 +53,7 @@ def test_packages_and_preloads_of_the_parent_image_are_kept(
 @pytest.mark.parametrize(
     ("wish", "words"),
     [
-        (ImageRequest("python", "tool"), "is none of node, python"),
+        (ImageRequest("python", "tool"), "is none of host, node, python"),
         (ImageRequest("No", "tool"), "cannot be the name"),
         (ImageRequest("../x", "tool"), "cannot be the name"),
         (ImageRequest("mine", "tool", (), "nosuch"), "--from takes one of"),

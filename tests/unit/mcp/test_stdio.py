@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 import threading
+import time
 from io import BytesIO, FileIO
 from pathlib import Path
 from typing import Any
@@ -89,6 +90,24 @@ def test_request_is_answered_even_if_the_daemon_sends_garbage(
             Bridge(tmp_path / "s", {}, False, BytesIO(request), writing).run()
     said = json.loads((tmp_path / "out").read_bytes())
     assert (said["id"], said["error"]["code"]) == (7, -32603)
+
+
+class SlowStream(FileIO):
+    """A stream to a client that reads late."""
+
+    def write(self, message: object) -> int:
+        time.sleep(0.3)
+        return super().write(message)  # type: ignore[arg-type]
+
+
+def test_process_does_not_end_before_its_last_answer_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stdio, "LAST_ANSWERS_S", 120.0)
+    request = b'{"jsonrpc":"2.0","id":7,"method":"tools/call","params":{"name":"a"}}\n'
+    with SlowStream(tmp_path / "out", "w") as writing:
+        Bridge(tmp_path / "no engine", {}, False, BytesIO(request), writing).run()
+        assert json.loads((tmp_path / "out").read_bytes())["id"] == 7
 
 
 def test_call_does_not_wait_forever_for_a_session(

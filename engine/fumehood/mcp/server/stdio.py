@@ -181,6 +181,8 @@ class Bridge:
     _own_lock: threading.Lock = field(default_factory=threading.Lock)
     _write_lock: threading.Lock = field(default_factory=threading.Lock)
     _read_lock: threading.Lock = field(default_factory=threading.Lock)
+    _answering: int = 0
+    """Number of responses that are being written."""
     _followers: int = 0
     """Number of threads that wait to read the next message."""
     _listens: bool = False
@@ -194,7 +196,7 @@ class Bridge:
         self._add_follower()
         self._over.wait()
         deadline = time.monotonic() + LAST_ANSWERS_S
-        while self._has_calls() and time.monotonic() < deadline:
+        while self._is_busy() and time.monotonic() < deadline:
             time.sleep(0.01)
         with self._lock:
             for forwarded in list(self._all_forwarded.values()):
@@ -206,9 +208,10 @@ class Bridge:
             if self._own:
                 ask_daemon(self.path, "DELETE", f"/v1/sessions/{self._own}")
 
-    def _has_calls(self) -> bool:
+    def _is_busy(self) -> bool:
         with self._lock:
-            return any(f.method != "subscriptions/listen" for f in self._all_forwarded.values())
+            calls = (f.method != "subscriptions/listen" for f in self._all_forwarded.values())
+            return self._answering > 0 or any(calls)
 
     def _add_follower(self) -> None:
         self._followers += 1
@@ -412,7 +415,12 @@ class Bridge:
             if forwarded.is_cancelled or forwarded.method is None:
                 return
             self._all_forwarded.pop(forwarded.key, None)
-        self._write(answer)
+            self._answering += 1
+        try:
+            self._write(answer)
+        finally:
+            with self._lock:
+                self._answering -= 1
 
     def _fail(self, forwarded: _Forwarded, error: Exception) -> None:
         words = "The connection to the engine broke off before the answer."

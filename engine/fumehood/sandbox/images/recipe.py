@@ -19,7 +19,7 @@ import tomllib
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
@@ -51,6 +51,9 @@ ENVIRONMENT = {
     "pyarrow": {"JE_ARROW_MALLOC_CONF": "background_thread:false"},
 }
 """Python package → environment variables for programs in images with this package."""
+
+HOST_IMAGE = "host"
+"""Name of the image with the programs and libraries of its host."""
 
 COMMON = "common"
 """Name of the folder of files that all images share."""
@@ -101,6 +104,7 @@ class Recipe:
         packages = "\n".join(sorted(self.packages)).encode()
         parts = [("base", self.base.encode()), ("release", self.release.encode())]
         parts += [("packages", packages), ("finish", self.file("finish"))]
+        parts += [("host", self.file("host"))] if self.is_of_host else []
         parts += [("Dockerfile", self.file("Dockerfile"))] if self.base else []
         return _digest(tuple(parts))
 
@@ -108,6 +112,11 @@ class Recipe:
     def release(self) -> str:
         """The name of the image's Debian release."""
         return self.settings.release
+
+    @property
+    def is_of_host(self) -> bool:
+        """Whether the image has the programs and libraries of this host."""
+        return self.settings.root == "host"
 
     @property
     def about(self) -> bytes:
@@ -202,11 +211,27 @@ def recipe_of(name: str, files: tuple[tuple[str, bytes], ...], *, base: str = ""
         lock = parse_lock(_text(name, files, "requirements.lock"))
     except WrongRequirements as error:
         raise WrongRecipe(f"requirements.lock of the image {name}: {error}") from None
+    if settings.root == "host":
+        if lock.packages:
+            raise WrongRecipe(f"The image {name} has the files of this host: it gets no packages.")
+        files = (*files, ("host", _host_identity()))
     packages = listed(_text(name, files, "packages.txt"))
     for package in packages:
         if not is_debian_package(package):
             raise WrongRecipe(f"{package[:80]!r} in packages.txt is not the name of a package.")
     return Recipe(name, settings, packages, lock, files, base)
+
+
+def _host_identity() -> bytes:
+    """Return a text that changes if the system or the Python of this host is upgraded, because the
+    guest is compiled for this Python.
+    """
+    try:
+        found = Path("/usr/bin/python3").stat()
+        system = Path("/etc/os-release").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return b""
+    return f"{system}{found.st_size} {found.st_mtime_ns} {os.uname().machine}".encode()
 
 
 def is_debian_package(name: str) -> bool:
@@ -309,6 +334,8 @@ class ImageSettings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
+    root: Literal["debian", "host"] = "debian"
+    """What the root file system is made of: packages of Debian, or the files of this host."""
     release: str = Field(pattern=r"^[a-z][a-z0-9-]{0,30}$")
     description: str = Field(pattern=r"^[^\x00-\x1f\x7f]{1,200}$")
     languages: Annotated[

@@ -21,9 +21,9 @@ DIGEST = "sha256:" + "a" * 64
 
 def test_every_built_in_image_has_what_its_guest_needs() -> None:
     found = {name: read_recipe(name) for name in image_names()}
-    assert found.keys() == {"python", "python-data", "python-science", "shell", "node"}
+    assert found.keys() == {"host", "python", "python-data", "python-science", "shell", "node"}
     for recipe in found.values():
-        assert "python3" in recipe.packages
+        assert recipe.is_of_host or "python3" in recipe.packages
         assert not any(name.startswith(("#", "python3-pip", "gcc")) for name in recipe.packages)
         assert {"python", "shell"} <= set(recipe.settings.languages)
     assert "javascript" in found["node"].settings.languages
@@ -92,7 +92,7 @@ def test_a_base_without_a_digest_is_refused(base: str) -> None:
 
 @pytest.mark.parametrize("name", ["nosuch", "", "..", "../python", "python/", "Python", "."])
 def test_an_unknown_name_is_refused_with_the_known_ones(name: str) -> None:
-    with pytest.raises(UnknownImage, match="Known: node, python, "):
+    with pytest.raises(UnknownImage, match="Known: host, node, python, "):
         read_recipe(name)
 
 
@@ -121,7 +121,7 @@ def own_folder(home: Path, name: str = "mine") -> Path:
 def test_own_image_is_read_with_the_shared_files(tmp_path: Path) -> None:
     own_folder(tmp_path)
     assert image_names(own=tmp_path) == [
-        "mine", "node", "python", "python-data", "python-science", "shell",
+        "host", "mine", "node", "python", "python-data", "python-science", "shell",
     ]  # fmt: skip
     recipe = read_recipe("mine", own=tmp_path)
     assert recipe.packages == ("python3",)
