@@ -128,7 +128,7 @@ def compose(
         in_session=parts.in_sessions(), in_new_container=parts.in_new_containers(),
         carries=parts.carry_overs(), on_event=logged(log),
     )  # fmt: skip
-    policy = _read_policy(kernel, registry, identities, parts, walls.by_name)
+    policy = _read_policy(kernel, registry, identities, parts, walls.by_name, sessions)
     redactor = Redactor(config.redaction)
     redact_events(log, redactor.event)
     asker = _make_asker(kernel, identities, parts, intake, ids)
@@ -225,9 +225,10 @@ def _read_policy(
     identities: Identities,
     parts: EngineParts,
     walls: Walls,
+    sessions: SessionKeeper,
 ) -> CurrentPolicy:
     now, agents = kernel.clock.now, identities.agents
-    weaker = partial(is_in_weaker_container, walls=walls)
+    weaker = partial(is_in_weaker_container, walls=walls, sessions=sessions)
     return CurrentPolicy(
         kernel.config.policy_file,
         kernel.config.environment,

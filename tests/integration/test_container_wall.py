@@ -230,7 +230,9 @@ def test_engine_without_docker_serves_other_walls_and_logs_the_cure_once(
     assert "Docker is not" in refused["error"]["message"]
     assert str(home) not in refused["error"]["message"]
     walls = client.get("/v1/ready").body["walls"]
-    assert walls["container"] == {"ready": False, "enforced": [], "missing": []}
+    assert walls["container"] == {
+        "ready": False, "enforced": [], "missing": [], "runtime": "docker"
+    }  # fmt: skip
     assert walls["interpreter"]["ready"]
     assert daemon.stop() == 0
     lines = [json.loads(line) for line in daemon.log.splitlines() if line.startswith("{")]

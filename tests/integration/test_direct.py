@@ -18,6 +18,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,7 @@ from fumehood.direct.ask import ask_launcher, sandboxes_of
 from fumehood.direct.host_files import python_version
 from fumehood.direct.ids import FIRST_ID
 from fumehood.direct.launcher import VERSION, host_folders
-from fumehood.direct.runtime import Direct
+from fumehood.direct.runtime import Direct, LauncherFault
 from fumehood.direct.store import DirectoryStore, LayerChanged, default_home, open_store
 from fumehood.image_store.faults import ImageBuildError
 from fumehood.sandbox.container.container import Container
@@ -222,6 +223,40 @@ async def test_image_of_the_host_shows_only_its_programs_and_shows_them_read_onl
     async with started(direct, image) as container:  # the twin has nothing of the host
         found = (await python(container, PROGRAM_OF_HOST)).result["value"]
     assert found["inode"] != os.stat("/usr/bin/env").st_ino
+
+
+async def test_archive_with_the_label_of_the_host_shows_nothing_of_it(
+    direct: Direct, image: Image
+) -> None:
+    """Whoever makes an archive chooses its labels, but not the name of the image that is used."""
+    of_host = ready_direct_image("host")
+    with pytest.raises(LauncherFault, match="python3 cannot be executed"):
+        async with started(direct, replace(of_host, name="python")):
+            pass
+    async with started(direct, of_host):
+        pass  # the twin
+
+
+@pytest.mark.needs("root")
+async def test_what_the_host_mounts_later_does_not_appear(direct: Direct) -> None:
+    place = Path("/usr/local/fumehood-test")
+    later = place / "later"
+    look = f"import os\n[os.path.exists('{later}/file'), os.path.exists('{later}')]"
+    place.mkdir()
+    try:
+        # As systemd does with all mounts, so that a mount appears in copies of this one.
+        for command in (["-t", "tmpfs", "none", place], ["--make-shared", place]):
+            subprocess.run(["mount", *command], check=True)
+        later.mkdir()
+        async with started(direct, ready_direct_image("host")) as container:
+            subprocess.run(["mount", "-t", "tmpfs", "none", later], check=True)
+            (later / "file").touch()
+            assert (await python(container, look)).result["value"] == [False, True]
+        async with started(direct, ready_direct_image("host")) as container:  # the twin
+            assert (await python(container, look)).result["value"] == [True, True]
+    finally:
+        subprocess.run(["umount", "--recursive", place], check=False)
+        place.rmdir()
 
 
 async def test_sandbox_does_not_start_if_a_limit_cannot_be_set(

@@ -13,14 +13,16 @@ import pytest
 import fumehood
 from conftest import ready_image
 from fumehood.direct.store import open_store
+from fumehood.sandbox.images.recipe import images_folder
 from support import direct_as_user
 from support.direct import ready_direct_image
 
-pytestmark = [
-    pytest.mark.needs("docker"), pytest.mark.needs("direct"), pytest.mark.row("B13"),
+pytestmark = [pytest.mark.needs("direct"), pytest.mark.row("B13")]
+
+in_docker = pytest.mark.needs(
     # The engine's libraries are mounted into a container of an image with Debian's Python.
-    pytest.mark.needs("python-of-images"),
-]  # fmt: skip
+    "docker", "python-of-images",
+)  # fmt: skip
 
 SECCOMP = "--security-opt=seccomp=unconfined"
 PATHS = "--security-opt=systempaths=unconfined"
@@ -41,6 +43,7 @@ def run_in_container(place: Path, options: list[str], *arguments: str) -> str:
             "--entrypoint=/usr/bin/python3", "--env=HOME=/root", "--env=PYTHONDONTWRITEBYTECODE=1",
             "--env=PYTHONPATH=/fh/engine:/fh/site", f"--volume={engine}:/fh/engine:ro",
             f"--volume={sysconfig.get_path('purelib')}:/fh/site:ro", f"--volume={place}:/place:ro",
+            f"--volume={images_folder()}:/fh/sandbox_images:ro",
             ready_image("python").id, *arguments,
         ],
         capture_output=True, text=True, timeout=900, check=False,
@@ -49,6 +52,7 @@ def run_in_container(place: Path, options: list[str], *arguments: str) -> str:
     return done.stdout
 
 
+@in_docker
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -64,6 +68,7 @@ def test_engine_says_what_the_container_must_permit(
     assert words in run_in_container(tmp_path, options, "-c", SAYS_WHY)
 
 
+@in_docker
 def test_root_in_a_container_runs_programs_of_the_grade_watched(tmp_path: Path) -> None:
     with (tmp_path / "image.tar").open("wb") as file:
         open_store().save(ready_direct_image("python").id, file)
@@ -74,3 +79,21 @@ def test_root_in_a_container_runs_programs_of_the_grade_watched(tmp_path: Path) 
     assert said["lives"]["counted"] == [1, 2, 3, 4]  # also after the launcher was killed
     assert (said["lives"]["grade"], said["lives"]["left"]) == ("watched", [])
     assert said["refused"].startswith("GradeTooLow")
+
+
+@in_docker
+def test_container_with_a_volume_runs_its_own_programs_without_a_foreign_image(
+    tmp_path: Path,
+) -> None:
+    """The file system of a container cannot hold layers, but a volume can."""
+    layers = tmp_path / "layers"
+    layers.mkdir(mode=0o700)
+    shutil.copyfile(direct_as_user.__file__, tmp_path / "driver.py")
+    request = json.dumps({"image": "host", "codes": CODES})
+    volume = f"--volume={layers}:/var/lib/fumehood/layers"
+    said = json.loads(
+        run_in_container(tmp_path, [SECCOMP, PATHS, volume], "/place/driver.py", request)
+    )
+    assert said["ended"]["user"]["value"] == [10001, ["0", "2000000000", "65536"]]
+    assert (said["lives"]["grade"], said["lives"]["left"]) == ("watched", [])
+    shutil.rmtree(layers)

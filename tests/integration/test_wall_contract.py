@@ -209,7 +209,7 @@ async def test_program_over_its_time_ends_as_wall_time_and_the_next_succeeds(cas
     assert (await run(case, case.works)).ended_by is EndedBy.OK
 
 
-@pytest.mark.row("S13")
+@pytest.mark.row("B13")
 async def test_container_refuses_a_program_that_needs_a_stronger_one(case: Case) -> None:
     """And says how it holds each limit. Other walls have no grade."""
     ending = await run(case, case.works)

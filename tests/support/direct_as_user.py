@@ -1,7 +1,7 @@
 """A program that an ordinary user runs: one sandbox without Docker, and what happens in it.
 
 It is executed as a script, with a request as its argument: a JSON object with `image` (a file from
-which the image is loaded) and `codes` (names and Python programs). It prints a JSON object.
+which the image is loaded, or `host`) and `codes` (names and Python programs). It prints a JSON object.
 """
 
 from __future__ import annotations
@@ -22,9 +22,11 @@ from fumehood.direct.ask import ask_launcher, launcher_directory
 from fumehood.direct.runtime import Direct
 from fumehood.direct.store import open_store
 from fumehood.image_store.find import list_images
+from fumehood.images.build import build_image
 from fumehood.sandbox.container.container import Container
 from fumehood.sandbox.container.runtime import LimitsRefused
 from fumehood.sandbox.container.spec import ContainerSpec, OperatorProgram
+from fumehood.sandbox.images.recipe import read_recipe
 from fumehood.sandbox.wall import NO_SINKS, RunEnding
 
 COUNTS = "n = globals().get('n', 0) + 1\nn"
@@ -120,9 +122,12 @@ async def lives_of(direct: Direct, image: Any) -> dict[str, Any]:
 
 async def main(request: dict[str, Any]) -> dict[str, Any]:
     store = open_store()
-    with Path(request["image"]).open("rb") as file:  # noqa: ASYNC230 - nothing else runs
-        store.load(file)
-    (image,) = list_images(store, "python")
+    if request["image"] == "host":
+        image = build_image(store, read_recipe("host"), lambda step: None).image
+    else:
+        with Path(request["image"]).open("rb") as file:  # noqa: ASYNC230 - nothing else runs
+            store.load(file)
+        (image,) = list_images(store, "python")
     direct = Direct(launcher_directory(), store)
     said: dict[str, Any] = {"ended": {}, "hello": ask("hello")}
     spec = spec_of(image)

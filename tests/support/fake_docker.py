@@ -94,6 +94,7 @@ class FakeDocker:
     """
 
     group: Any
+    id: str = "docker"
     behave: Behave = honest
     info_answer: JsonObject = field(default_factory=lambda: dict(GOOD_INFO))
     warnings: tuple[str, ...] = ()

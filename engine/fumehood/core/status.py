@@ -38,7 +38,7 @@ class WallReadiness(Value):
     held: dict[Limit, Held] = Field(default_factory=dict, exclude_if=not_)
     """How the last container holds each limit. Absent until a container was started."""
     why: str | None = Field(default=None, exclude_if=not_)
-    """Why the containers have this grade."""
+    """Why the containers have this grade, or why their grade is refused."""
 
 
 class StateReadiness(Value):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 
 from fumehood.cli.findings import Finding, Verdict
@@ -64,7 +65,12 @@ def _image_finding(name: str, config: Config) -> Finding:
         image = find_image(store, name, own=config.own_images)
         store.directories_of(image.id)
     except ImageMissing as missing:
-        return Finding(check, "warning", missing.message, f"Build it: {build}")
+        remedy = f"Build it: {build}"
+        if shutil.which("mmdebstrap") is None:
+            remedy = (
+                f"apt-get install mmdebstrap, then {build}. Without it: fumehood images build host"
+            )
+        return Finding(check, "warning", missing.message, remedy)
     except RuntimeFault as fault:  # a layer is missing, or was changed
         return Finding(check, "warning", str(fault), f"Build it again: {build} --force")
     return Finding(check, "ok", f"{image.id[:19]}, {image.packages} packages")

@@ -36,6 +36,7 @@ from fumehood.sandbox.container.runtime import (
     RuntimeUnreachable,
 )
 from fumehood.sandbox.container.spec import ContainerSpec
+from fumehood.sandbox.images.recipe import HOST_IMAGE
 from fumehood.sandbox.wall import HostSize
 
 if TYPE_CHECKING:
@@ -125,7 +126,8 @@ class Direct:
         if is_watched and spec.program is not None:
             raise LimitsRefused("Nothing in its container would watch the program's memory.")
         layers = await self._in_thread(lambda: self._store.directories_of(spec.image_id), FILES_S)
-        with_host = self._store.has_host(spec.image_id)
+        # A label alone is not enough, because whoever makes an archive chooses the labels in it.
+        with_host = spec.image_name == HOST_IMAGE and self._store.has_host(spec.image_id)
         plan = plan_of(spec, layers, device, is_watched=is_watched, with_host=with_host)
         return spec.name, await self._with_streams({"do": "launch", "plan": plan}, 3)
 

@@ -88,12 +88,13 @@ class NotStarted(Exception):
 
 
 def clone_mount(path: str, attributes: int) -> int:
-    """Return a descriptor of a copy of the mount at `path`, with these attributes. The copy is not
-    attached anywhere, so it disappears with the descriptor.
+    """Return a descriptor of a copy of the mount at `path` and of those below it, with these
+    attributes. The copy is not attached anywhere, so it disappears with the descriptor. What is
+    mounted there later does not appear in it.
     """
     flags = _OPEN_TREE_CLONE | os.O_CLOEXEC | _AT_RECURSIVE
     tree = _syscall(_OPEN_TREE, _AT_FDCWD, path.encode(), flags)
-    wanted = struct.pack("=QQQQ", attributes, 0, 0, 0)
+    wanted = struct.pack("=QQQQ", attributes, 0, MS_PRIVATE, 0)
     try:
         _syscall(_MOUNT_SETATTR, tree, b"", _AT_EMPTY_PATH | _AT_RECURSIVE, wanted, len(wanted))
     except OSError:

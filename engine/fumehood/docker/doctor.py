@@ -54,7 +54,7 @@ def check(config: Config) -> Iterator[Finding]:
     system, *others = host_checks(info, runtime=config.container.runtime, has_swap=has_swap)
     yield _host_finding("docker", replace(system, found=_engine(version)))
     yield from (_host_finding(f"docker: {check.name}", check) for check in others)
-    yield _known_faults(version, info, config.container.runtime if local else None)
+    yield _known_faults(version, info, config.container.runtime, is_local=local)
     if local:
         yield _memory()
 
@@ -108,17 +108,19 @@ def _engine(version: Mapping[str, Any]) -> str:
 
 
 def _known_faults(
-    version: Mapping[str, Any], info: Mapping[str, Any], runtime: str | None
+    version: Mapping[str, Any], info: Mapping[str, Any], runtime: str | None, *, is_local: bool
 ) -> Finding:
     """Return a finding on the known faults of Docker and of what starts its containers. `runtime`
-    is the configured OCI runtime if it is on this host.
+    is the configured OCI runtime. `is_local` says whether Docker is on this host. What another host
+    says names no program of this one.
     """
-    versions = {**dict(_components(version)), "Engine": str(version.get("Version"))}
-    runtimes = info.get("Runtimes") or {}
-    for name in {runtime, info.get("DefaultRuntime")} - {None, "runc"}:
-        path = str((runtimes.get(name) or {}).get("path") or "")
-        versions[str(name).split("-")[0]] = _version_of(path)
-    is_hybrid = info.get("CgroupVersion") == "1" and Path("/sys/fs/cgroup/unified").exists()
+    versions, is_hybrid = dict(_components(version)), False
+    if is_local:
+        runtimes = info.get("Runtimes") or {}
+        for name in {runtime, info.get("DefaultRuntime")} - {None, "runc"}:
+            path = str((runtimes.get(name) or {}).get("path") or "")
+            versions[str(name).split("-")[0]] = _version_of(path)
+        is_hybrid = info.get("CgroupVersion") == "1" and Path("/sys/fs/cgroup/unified").exists()
     words = [
         f"{program if program != 'Engine' else 'Docker'} {number} has {fault.name}: {fault.words}"
         for program, number in versions.items()
@@ -126,7 +128,7 @@ def _known_faults(
     ]
     check, day = "docker: known faults", known_faults()[0]
     if not words:
-        return Finding(check, "ok", f"none of the list of {day}")
+        return Finding(check, "ok", f"none of the list of {day}, as far as the versions say")
     remedy = (
         "Upgrade it with your distribution or from its makers, or let the engine start containers "
         'itself: container.engine = "direct".'

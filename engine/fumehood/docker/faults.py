@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
 
-_OF_DISTRIBUTION = re.compile(r"[+~]")
+_OF_DISTRIBUTION = re.compile(r"[+~]|\d-\d")
+_NUMBERS = re.compile(r"(\d+(?:\.\d+)*)(-(?:alpha|beta|rc))?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +59,10 @@ def faults_of(program: str, version: str, *, is_hybrid: bool = False) -> Iterato
 
 
 def _numbers(version: str) -> tuple[int, ...]:
-    """Return the numbers of a version, such as (20240729, 0) of release-20240729.0."""
-    found = re.search(r"\d+(\.\d+)*", version)
-    return tuple(map(int, found[0].split("."))) if found is not None else ()
+    """Return the numbers of a version, and then 1 if it is final, or 0: (1, 4, 0, 0) of
+    1.4.0-rc.1.
+    """
+    found = _NUMBERS.search(version)
+    if found is None:
+        return ()
+    return (*map(int, found[1].split(".")), int(found[2] is None))

@@ -115,7 +115,6 @@ class DockerStore:
             raise build_error("Docker did not import the root file system", [str(answer)])
         return str(self._client.inspect_image(tag)["Id"])
 
-    @typed_errors()
     def root_from_host(self, target: Path) -> None:
         """Refuse to use the files of this host.
 
@@ -127,6 +126,7 @@ class DockerStore:
             'Set container.engine to "direct", or build another image.',
         )
 
+    @typed_errors()
     def root_from_base(self, recipe: Recipe, context: bytes, target: Path, on_step: OnStep) -> None:
         """Pull the base image of the recipe, install the packages into it with the Dockerfile in
         the tar archive `context`, and write the resulting file system to the tar file `target`.

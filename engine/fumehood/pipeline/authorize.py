@@ -18,12 +18,12 @@ from fumehood.core.errors import InvalidParams, PermissionDenied
 from fumehood.core.identity import Principal, Scope, TrustDomain
 from fumehood.core.json_types import JsonObject
 from fumehood.core.languages import LANGUAGES
-from fumehood.core.limits import Grade
+from fumehood.core.limits import Grade, strongest
 from fumehood.identity.agents import Agents
 from fumehood.identity.principals import require_caller, require_credential
 from fumehood.pipeline.resolve import resolve
 from fumehood.pipeline.validate import ValidatedCall, validate
-from fumehood.policy.model import Answer, CallFacts, Decision, ExplainWish, Verdict
+from fumehood.policy.model import CallFacts, Decision, ExplainWish, Verdict
 from fumehood.policy.service import PolicyGate
 from fumehood.registry.index import RegisteredTool, ToolIndex
 from fumehood.sandbox.session import with_env
@@ -39,6 +39,8 @@ class PermittedCall:
     session_env: Mapping[str, str] = field(default_factory=dict, repr=False)
     """Environment variables that the session gives to the call's program. The values may be
     secret."""
+    least_grade: Grade | None = None
+    """The weakest grade of a container in which the policy has allowed the call, or None."""
 
     @property
     def request(self) -> CallRequest:
@@ -70,7 +72,7 @@ def authorize(
     validated: ValidatedCall,
     policy: PolicyGate,
     exceeds: Callable[[str], bool],
-    is_weaker: Callable[[ValidatedCall, Grade], Answer],
+    is_weaker: Callable[[ValidatedCall, Grade], bool],
     env_of: Callable[[Principal, str], Mapping[str, str]] = lambda principal, session_id: {},
 ) -> PermittedCall:
     """Check the caller's scope and credential, then the policy.
@@ -93,7 +95,16 @@ def authorize(
     env: Mapping[str, str] = {}
     if session_id is not None and tool.executor in _PROGRAMS:
         env = env_of(principal, session_id)
-    decision = policy.decide(facts_of(validated, principal.id, exceeds, is_weaker, env))
+    bound: list[Grade] = []
+
+    def is_too_weak(of_call: ValidatedCall, least: Grade) -> bool:
+        """Say whether the container is weaker, and if not, keep the call from any that is."""
+        is_so = is_weaker(of_call, least)
+        if not is_so:
+            bound.append(least)
+        return is_so
+
+    decision = policy.decide(facts_of(validated, principal.id, exceeds, is_too_weak, env))
     if decision.verdict is Verdict.DENY:
         if not resolved.request.options.dry_run:
             policy.count(decision)
@@ -105,7 +116,7 @@ def authorize(
     held = resolved.request.held
     if held is not None and held.always_asks and decision.verdict is Verdict.ALLOW:
         decision = replace(decision, verdict=Verdict.ASK, rule=f"{held.needs}: {decision.rule}")
-    return PermittedCall(validated, principal, decision, env)
+    return PermittedCall(validated, principal, decision, env, strongest(*bound))
 
 
 _PROGRAMS = frozenset(language.executor for language in LANGUAGES.values())
@@ -115,7 +126,7 @@ def facts_of(
     validated: ValidatedCall,
     principal_id: str,
     exceeds: Callable[[str], bool],
-    is_weaker: Callable[[ValidatedCall, Grade], Answer],
+    is_weaker: Callable[[ValidatedCall, Grade], bool],
     session_env: Mapping[str, str] | None = None,
 ) -> CallFacts:
     """Return the data about a call that policy rules test and that explanations show.
@@ -145,7 +156,7 @@ def facts_to_explain(
     registry: ToolIndex,
     agents: Agents,
     now: Callable[[], datetime],
-    is_weaker: Callable[[ValidatedCall, Grade], Answer],
+    is_weaker: Callable[[ValidatedCall, Grade], bool],
 ) -> CallFacts:
     """Return the data that policy rules test, for the hypothetical call that `query` describes. The
     data says that no budget or other gate would refuse the call.

@@ -129,6 +129,7 @@ def _lease(
             plan.session.id,
             language=plan.executor.language,
             memory_mb=memory_mb,
+            least_grade=plan.limits.least_grade,
         )
     return plan.wall.lease(
         permitted.trust_domain,

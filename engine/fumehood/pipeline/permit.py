@@ -75,7 +75,7 @@ def _authorized(
             validated,
             services.policy,
             exceeds,
-            partial(is_in_weaker_container, walls=services.walls),
+            partial(is_in_weaker_container, walls=services.walls, sessions=services.sessions),
             services.sessions.own_env,
         ),
     )

@@ -26,7 +26,6 @@ from fumehood.executors.kinds import EXECUTORS, is_weaker
 from fumehood.parts import parts
 from fumehood.pipeline.authorize import PermittedCall
 from fumehood.pipeline.validate import ValidatedCall
-from fumehood.policy.model import Answer
 from fumehood.sandbox.host import Host
 from fumehood.sandbox.sessions import SessionKeeper
 from fumehood.sandbox.wall import (
@@ -241,7 +240,9 @@ def make_plan(
         memory_mb = offered.memory_class(allowed_mb)
     cpu_s = min(wall_s, offered.cpu_s) if offered.cpu_s is not None else wall_s
     disk_mb = place.disk_mb if place is not None else None
-    least = _least_grade(tool, place, wall)
+    least = None
+    if placement.wall == "container":
+        least = _least_grade(permitted, place, wall)
     limits = Limits(wall_s, cpu_s, memory_mb, offered.output_bytes, disk_mb, least)
     warnings = _lowered(options, limits, allowed_mb)
     image = place.image if place is not None else None
@@ -255,16 +256,20 @@ def make_plan(
     return plan
 
 
-def is_in_weaker_container(validated: ValidatedCall, least: Grade, walls: Walls) -> Answer:
-    """Return whether the call would run in a container of a weaker grade than `least`, or None if
-    the grade of containers is not known yet. Return False if the call runs in no container.
+def is_in_weaker_container(
+    validated: ValidatedCall, least: Grade, walls: Walls, sessions: SessionKeeper
+) -> bool:
+    """Return whether the call would run in a container of a weaker grade than `least`, as far as is
+    known. Return False if it runs in no container.
     """
     request = validated.resolved.request
     if request.held is not None:  # an action outside of containers
         return False
-    in_session = request.options.session_id is not None
-    grade = walls.get("container").status.grade
-    return is_weaker(validated.resolved.tool.definition, grade, least, in_session=in_session)
+    session_id = request.options.session_id
+    grade = sessions.grade_of(session_id) if session_id is not None else None
+    grade = grade or walls.get("container").status.grade
+    tool = validated.resolved.tool.definition
+    return is_weaker(tool, grade, least, in_session=session_id is not None) is True
 
 
 def can_run_now(tool: ToolDefinition, walls: Walls) -> bool:
@@ -344,13 +349,15 @@ def _session(
     return session
 
 
-def _least_grade(tool: ToolDefinition, place: SessionRecord | None, wall: Wall) -> Grade | None:
+def _least_grade(permitted: PermittedCall, place: SessionRecord | None, wall: Wall) -> Grade | None:
     """Return the weakest grade of a container in which the call may run, or None for the engine's.
     `place` is the session in whose container it runs, or None.
 
     Raises SandboxUnavailable if it is known that the wall's containers are weaker.
     """
-    least = strongest(tool.least_grade, place.least_grade if place is not None else None)
+    least = strongest(permitted.least_grade, permitted.tool.definition.least_grade)
+    if place is not None:  # its own container decides, when the session is leased
+        return strongest(least, place.least_grade)
     if wall.status.grade is not None:
         require_grade(wall.status.grade, least)
     return least

@@ -227,10 +227,11 @@ def _of_call(rule: Rule) -> Iterable[OfCall]:
         yield _of_arguments("", (condition,), for_every=is_allow)
     if rule.any is not None:
         yield _of_arguments("any of: ", rule.any, for_every=is_allow)
-    if (below := rule.grade_below) is not None:
-        yield OfCall(f"grade_below {below}", lambda facts: facts.is_weaker(below))
     for key in rule.exceeds:
         yield OfCall(key, partial(_exceeds, key))
+    # The last test, because a call that it alone excludes is kept from weaker containers.
+    if (below := rule.grade_below) is not None:
+        yield OfCall(f"grade_below {below}", lambda facts: facts.is_weaker(below))
 
 
 def _exceeds(key: str, facts: CallFacts) -> bool:

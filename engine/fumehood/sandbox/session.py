@@ -493,11 +493,13 @@ def merged(preset: Preset, given: Mapping[str, Any]) -> dict[str, Any]:
     """Combine a preset with the request `given`, and return the fields of the session. A field that
     is None or missing in `given` has the preset's value.
 
-    The hosts and environment variables in `given` are added to those of the preset.
+    The hosts and environment variables in `given` are added to those of the preset. The stronger of
+    both least grades counts.
     """
     fields = {name: getattr(preset, name) for name in SessionFields.model_fields}
     fields |= {name: value for name, value in given.items() if value is not None}
     fields["network"] = tuple(dict.fromkeys((*preset.network, *(given.get("network") or ()))))
+    fields["least_grade"] = strongest(preset.least_grade, given.get("least_grade"))
     fields["env"] = {**preset.env, **(given.get("env") or {})}
     return fields
 
@@ -528,7 +530,6 @@ def require_within(
         "memory_mb": wanted.memory_mb > granted.memory_mb,
         "cpus": (wanted.cpus or 0) > (granted.cpus or 0),
         "disk_mb": (wanted.disk_mb or 0) > (granted.disk_mb or 0),
-        "least_grade": strongest(wanted.least_grade, granted.least_grade) != wanted.least_grade,
         "packages": not set(wanted.packages) <= set(granted.packages),
         "network": not set(wanted.network) <= set(granted.network),
         "durable": wanted.durable and not granted.durable,

@@ -45,7 +45,7 @@ from fumehood.core.errors import (
 from fumehood.core.fair_share import Lack
 from fumehood.core.identity import Principal, TrustDomain
 from fumehood.core.json_types import JsonObject
-from fumehood.core.limits import Grade
+from fumehood.core.limits import Grade, strongest
 from fumehood.core.session import (
     KeptSession,
     SavedCopy,
@@ -666,10 +666,11 @@ class SessionKeeper:
         *,
         language: str | None,
         memory_mb: int | None,
+        least_grade: Grade | None = None,
     ) -> AbstractAsyncContextManager[Lease]:
         """Return a lease of a session's container for one call. It is a context manager. If earlier
         calls use the session, entering it waits for them. `language` and `memory_mb` are checked as
-        in `examine`.
+        in `examine`. `least_grade` is the grade that the container must have.
 
         This method raises the same errors as `examine`. Entering the context manager raises other
         errors:
@@ -680,7 +681,14 @@ class SessionKeeper:
             QuotaExceeded: too many sessions run to start this session again.
         """
         self.examine(principal, agent_id, session_id, language=language, memory_mb=memory_mb)
-        return self._lease(principal.id, session_id, is_call=True)
+        return self._lease(principal.id, session_id, is_call=True, least=least_grade)
+
+    def grade_of(self, session_id: str) -> Grade | None:
+        """Return the grade of a session's container. Return None if it does not run, or is not
+        known.
+        """
+        session = self._live.get(session_id)
+        return session.container.grade if session is not None else None
 
     async def files(
         self, principal: Principal, session_id: str
@@ -1001,13 +1009,8 @@ class SessionKeeper:
             session.has_place = True
         name = session.container.name
         try:
-            if not session.needs_copy:
-                await session.container.until_free()
-                self._follow(session)
-            if session.needs_copy:
-                with anyio.CancelScope(shield=True):  # otherwise the next call starts from scratch
-                    await self._restore_copy(session)
-                await session.container.until_free()
+            await self._until_free(session)
+            _require_grade(session)
             if session.leftovers is not Leftovers.NONE and session.container.lost is None:
                 await sweep(session)
                 await session.container.until_free()
@@ -1026,6 +1029,18 @@ class SessionKeeper:
             else:
                 await self._write_changes()
             await self._prepare(session)
+
+    async def _until_free(self, session: Session) -> None:
+        """Wait until a session's container is free. If necessary, start it, or restore its files
+        into a new one. Raises the same errors as `_until_ready`.
+        """
+        if not session.needs_copy:
+            await session.container.until_free()
+            self._follow(session)
+        if session.needs_copy:
+            with anyio.CancelScope(shield=True):  # otherwise the next call starts from scratch
+                await self._restore_copy(session)
+            await session.container.until_free()
 
     async def _prepare(self, session: Session) -> None:
         """Call the functions with which parts of the engine prepare a session's new container."""
@@ -1157,10 +1172,11 @@ class SessionKeeper:
 
     @asynccontextmanager
     async def _lease(
-        self, principal_id: str, session_id: str, *, is_call: bool
+        self, principal_id: str, session_id: str, *, is_call: bool, least: Grade | None = None
     ) -> AsyncIterator[SessionLease]:
         """Lease a session during the block, and pass the lease to the block. `is_call` says whether
-        the lease is for a call, which the session then counts.
+        the lease is for a call, which the session then counts. `least` is the grade that the
+        session's container must have, in addition to what the session itself demands.
 
         Before the block, wait for the session's turn, the right to use the session alone. Then wait
         until the session can run a program.
@@ -1175,8 +1191,7 @@ class SessionKeeper:
         async def until_ready() -> None:
             if session.finished is None:
                 await self._until_ready(session)
-                if session.container.grade is not None:  # otherwise each run checks it
-                    require_grade(session.container.grade, session.spec.least_grade)
+                _require_grade(session, least)
             if session.finished is not None:
                 self._usable(principal_id, session.id)
 
@@ -1232,6 +1247,8 @@ class SessionKeeper:
             if is_use and is_at_rest:
                 async with self._lease(session.principal_id, session.id, is_call=False):
                     pass
+            if is_use:
+                _require_grade(session)
             yield session.container
         finally:
             session.visits -= 1
@@ -1496,3 +1513,19 @@ def _over(status: SessionStatus, why: str, at: datetime) -> ResourceNotFound:
         words = f"The session has ended: {clause}. Its files and variables are gone."
     details = {"state": status.value}
     return ResourceNotFound(f"{words} Create a new one.", fields=["session_id"], details=details)
+
+
+def _require_grade(session: Session, least: Grade | None = None) -> None:
+    """Check that a session's container has the grade that the session demands, and the grade
+    `least`.
+
+    Raises:
+        SandboxUnavailable: the container is too weak. If its grade is not known yet, the request
+            may be repeated.
+    """
+    least, grade = strongest(least, session.spec.least_grade), session.container.grade
+    if session.finished is not None or least is None:
+        return
+    if grade is None:
+        raise try_later(f"Whether the session's container has the grade {least} is not known yet.")
+    require_grade(grade, least)

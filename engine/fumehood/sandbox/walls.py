@@ -199,7 +199,7 @@ class EngineWalls:
                 runtime=wall["runtime"],
                 grade=wall["grade"],
                 held=wall["held"],
-                why=wall["grade"] and wall["grade"].why,
+                why=wall["why"],
             )
             for name, wall in report.items()
         }
@@ -216,6 +216,8 @@ def _report(name: str, wall: Wall) -> dict[str, Any]:
         "runtime": status.runtime,
         "grade": status.grade,
         "held": dict(status.held),
+        # Only a grade that is too low has details.
+        "why": status.remedy if status.details is not None else status.grade and status.grade.why,
         "missing": list(status.missing_images),
         "guest_pid": status.guest_pid,
     }

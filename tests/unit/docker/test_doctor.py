@@ -298,3 +298,18 @@ def test_version_of_a_configured_runtime_is_asked_of_its_program(
     assert "runsc 0.0~20221219.0 has ptrace" in found.found
     program.unlink()
     assert findings(engine, runtime="runsc")["docker: known faults"].verdict == "ok"
+
+
+def test_program_that_a_remote_docker_names_is_not_run(
+    findings: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran, program = tmp_path / "ran", tmp_path / "runsc"
+    program.write_text(f"#!/bin/sh\ntouch {ran}\necho runsc version 0.0~20221219.0\n")
+    program.chmod(0o700)
+    engine = Engine(fresh_row(), Runtimes={"runsc": {"path": str(program)}}, DefaultRuntime="runsc")
+    findings(engine)
+    assert ran.exists()  # the twin
+    ran.unlink()
+    monkeypatch.setenv("DOCKER_HOST", "tcp://192.0.2.1:2375")
+    assert findings(engine)["docker: known faults"].verdict == "ok"
+    assert not ran.exists()

@@ -27,6 +27,8 @@ ESCAPES = "CVE-2025-31133, CVE-2025-52565 and CVE-2025-52881"
         ("runc", "1.4.4", set()),
         ("runc", "1.5.0", set()),
         ("runc", "2.0.0", set()),
+        ("runc", "1.4.0-rc.1", {ESCAPES, "CVE-2026-41579"}),
+        ("runc", "1.1.5-0ubuntu2", set()),  # of which nothing is known
         ("runc", "1.1.5+ds1-1+deb12u1", {ESCAPES, "CVE-2026-41579"}),
         ("runc", "1.1.15+ds1-2+deb13u2", set()),  # a distribution that has mended it
         ("runsc", "release-20221219.0", {"ptrace"}),

@@ -50,7 +50,7 @@ def test_streaming_is_refused_for_executors_without_streaming(executor: str) -> 
     assert said == ([expected] if is_refused else [])
 
 
-@pytest.mark.row("S13")
+@pytest.mark.row("B13")
 @pytest.mark.parametrize("executor", sorted({*all_arguments(), "function", "http", "mcp"}))
 def test_least_grade_is_refused_for_executors_outside_of_containers(executor: str) -> None:
     kind = {"http": "REST", "mcp": "MCP"}.get(executor, "NATIVE")

@@ -22,7 +22,7 @@ from fumehood.core.errors import (
 )
 from fumehood.core.identity import Principal, TrustDomain
 from fumehood.core.json_types import JsonObject
-from fumehood.core.limits import Limits
+from fumehood.core.limits import Grade, Limits
 from fumehood.core.session import KeptSession, SessionRecord, SessionStatus
 from fumehood.sandbox.session_use import (
     InNewContainer,
@@ -910,3 +910,35 @@ async def test_run_in_an_ended_session_takes_no_place_from_another() -> None:
             with pytest.raises(ResourceNotFound):
                 await place.run("python", {}, LIMITS)
         assert made.state(unused)[0] == "active"
+
+
+async def test_nothing_is_prepared_in_a_new_container_that_is_too_weak() -> None:
+    """A part would start the session's processes there."""
+    prepared: list[str] = []
+
+    async def prepare(access: SessionAccess, container: SessionContainer) -> None:
+        prepared.append(container.name)
+
+    wall = FakeWall(limits=CONTAINER_LIMITS)
+    made = Bench(wall=wall, in_new_container=[prepare])
+    async with made.keeper as keeper:
+        session = await keeper.create(ALICE, disk_mb=64, least_grade=Grade.NAMESPACES)
+        place = wall.held[0]
+        for grade, is_refused in ((Grade.WATCHED, True), (None, True), (Grade.NAMESPACES, False)):
+
+            async def start(grade: Grade | None = grade) -> None:
+                place.is_stopped, place.grade, place.name = False, grade, f"again-{grade}"
+
+            await place.stop()
+            place.until_free = start  # type: ignore[method-assign]
+            if is_refused:
+                with pytest.raises(SandboxUnavailable) as caught:
+                    await made.run(session)
+                assert caught.value.may_retry is (grade is None)
+                with pytest.raises(SandboxUnavailable):
+                    async with keeper.access(ALICE, session.id).visit():
+                        pass
+                assert (prepared, wall.runs) == ([], [])
+            else:
+                await made.run(session)
+        assert prepared == ["again-namespaces"]

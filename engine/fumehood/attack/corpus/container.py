@@ -551,12 +551,12 @@ import os, stat
 found = looked = 0
 for where, inner, names in os.walk('/'):
     if where == '/': inner[:] = [name for name in inner if name not in ('proc', 'sys')]
-    lends = not os.statvfs(where).f_flag & os.ST_NOSUID
     for name in names:
         try: state = os.lstat(os.path.join(where, name))
         except OSError: continue
         looked += 1
-        found += lends and stat.S_ISREG(state.st_mode) and bool(state.st_mode & 0o6000)
+        if 65534 in (state.st_uid, state.st_gid): continue  # nobody here, so it lends nothing
+        found += stat.S_ISREG(state.st_mode) and bool(state.st_mode & 0o6000)
 [found, looked > 500]
 """,
         expected=ends("ok", gives=[0, True]),

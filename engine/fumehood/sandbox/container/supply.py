@@ -462,6 +462,9 @@ class ContainerSupply:
             SandboxUnavailable: the image is missing, or the runtime cannot be used.
         """
         await self.find(image)
+        grade, least = grade_of(self._settings.runtime), self._settings.least_grade
+        if not grade.is_at_least(least):
+            raise unavailable(GradeTooLow(grade, least))
         spec = replace(
             self._spec(Kind(image, memory_mb)),
             program=OperatorProgram(command, env, has_network=has_network),
@@ -598,6 +601,8 @@ class ContainerSupply:
         if not isinstance(error, RuntimeFault | ContainerFailed):
             error = RuntimeFault(repr(error))
         values: JsonObject = {"name": spec.name, "image": spec.image_name, "why": str(error)}
+        if isinstance(error, GradeTooLow):
+            values["cure"] = error.remedy
         self._on_event("container.failed", values)
         return error
 

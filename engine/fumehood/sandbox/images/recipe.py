@@ -16,6 +16,7 @@ import json
 import os
 import re
 import tomllib
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -54,6 +55,9 @@ ENVIRONMENT = {
 
 HOST_IMAGE = "host"
 """Name of the image with the programs and libraries of its host."""
+
+HOST_PYTHON = Path("/usr/bin/python3")
+"""The Python of the image `host`, and of this host."""
 
 COMMON = "common"
 """Name of the folder of files that all images share."""
@@ -212,8 +216,8 @@ def recipe_of(name: str, files: tuple[tuple[str, bytes], ...], *, base: str = ""
     except WrongRequirements as error:
         raise WrongRecipe(f"requirements.lock of the image {name}: {error}") from None
     if settings.root == "host":
-        if lock.packages:
-            raise WrongRecipe(f"The image {name} has the files of this host: it gets no packages.")
+        if name != HOST_IMAGE:
+            raise WrongRecipe(f"Only the image {HOST_IMAGE} can have the programs of this host.")
         files = (*files, ("host", _host_identity()))
     packages = listed(_text(name, files, "packages.txt"))
     for package in packages:
@@ -225,12 +229,17 @@ def recipe_of(name: str, files: tuple[tuple[str, bytes], ...], *, base: str = ""
 def _host_identity() -> bytes:
     """Return a text that changes if the system or the Python of this host is upgraded, because the
     guest is compiled for this Python.
+
+    Raises:
+        WrongRecipe: this host has no Python of its own.
     """
-    try:
-        found = Path("/usr/bin/python3").stat()
+    system = ""
+    with suppress(OSError):
         system = Path("/etc/os-release").read_text(encoding="utf-8", errors="replace")
+    try:
+        found = HOST_PYTHON.stat()
     except OSError:
-        return b""
+        raise WrongRecipe(f"This host has no {HOST_PYTHON}.") from None
     return f"{system}{found.st_size} {found.st_mtime_ns} {os.uname().machine}".encode()
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from fumehood.sandbox.images import recipe as recipes
 from fumehood.sandbox.images.recipe import (
     UnknownImage,
     WrongRecipe,
@@ -179,3 +180,29 @@ def test_guest_archive_has_the_guest_files_only() -> None:
     }  # fmt: skip
     assert "guest/__main__.py" in paths
     assert not any("__pycache__" in path for path in paths)
+
+
+def test_image_of_the_host_is_another_one_after_an_upgrade(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    python = tmp_path / "python3"
+    python.write_bytes(b"one")
+    monkeypatch.setattr(recipes, "HOST_PYTHON", python)
+    before = read_recipe("host")
+    assert read_recipe("host").digest == before.digest  # the twin
+    python.write_bytes(b"other")
+    after = read_recipe("host")
+    assert after.digest != before.digest
+    assert after.root_digest != before.root_digest
+    assert read_recipe("python").root_digest != after.root_digest
+    python.unlink()
+    with pytest.raises(WrongRecipe, match="This host has no"):
+        read_recipe("host")
+
+
+def test_own_image_cannot_have_the_programs_of_the_host(tmp_path: Path) -> None:
+    own_folder(tmp_path)
+    settings = tmp_path / "mine" / "image.toml"
+    settings.write_text(settings.read_text() + 'root = "host"\n')
+    with pytest.raises(WrongRecipe, match="Only the image host"):
+        read_recipe("mine", own=tmp_path)
