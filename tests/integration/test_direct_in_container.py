@@ -1,11 +1,14 @@
-"""An engine in a container of Docker: it runs programs if the container permits namespaces."""
+"""An engine in a container or a pod: it runs programs if it may create namespaces there."""
 
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
+import sys
 import sysconfig
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -14,8 +17,9 @@ import fumehood
 from conftest import ready_image
 from fumehood.direct.store import open_store
 from fumehood.sandbox.images.recipe import images_folder
-from support import direct_as_user
+from support import as_pod, direct_as_user
 from support.direct import ready_direct_image
+from support.users import readable_installation
 
 pytestmark = [pytest.mark.needs("direct"), pytest.mark.row("B13")]
 
@@ -97,3 +101,36 @@ def test_container_with_a_volume_runs_its_own_programs_without_a_foreign_image(
     assert said["ended"]["user"]["value"] == [10001, ["0", "2000000000", "65536"]]
     assert (said["lives"]["grade"], said["lives"]["left"]) == ("watched", [])
     shutil.rmtree(layers)
+
+
+@pytest.mark.needs("root")
+def test_root_of_a_pod_with_its_own_users_runs_programs() -> None:
+    """Such a pod has 65,536 ids. Sandboxes get the upper half of them."""
+    place = Path(tempfile.mkdtemp(prefix="fh-pod-", dir="/tmp"))
+    place.chmod(0o755)
+    first = 400_000_000 + os.getpid() % 10_000 * 65_536
+    try:
+        own_lib = place / "lib"
+        own_lib.mkdir(mode=0o700)
+        os.chown(own_lib, first, first)
+        installation = readable_installation(place / "engine")
+        shutil.copyfile(direct_as_user.__file__, place / "driver.py")
+        request = json.dumps({"image": "host", "codes": CODES})
+        environment = {
+            **installation.environment, "HOME": "/", "PYTHONDONTWRITEBYTECODE": "1",
+            "FUMEHOOD_LAUNCHER_DIRECTORY": "/var/lib/launcher",
+        }  # fmt: skip
+        done = subprocess.run(
+            [
+                sys.executable, "-I", as_pod.__file__, str(first), own_lib,
+                str(installation.python), place / "driver.py", request,
+            ],
+            env=environment, cwd="/", capture_output=True, text=True, timeout=900, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        said = json.loads(done.stdout)
+        assert said["ended"]["user"]["value"] == [10001, ["0", "32768", "32768"]]
+        assert (said["lives"]["grade"], said["lives"]["left"]) == ("watched", [])
+        installation.close()
+    finally:
+        shutil.rmtree(place)
