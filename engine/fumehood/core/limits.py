@@ -102,7 +102,7 @@ def strongest(*grades: Grade | None) -> Grade | None:
 
 
 def weakest(grades: Iterable[Grade | None]) -> Grade | None:
-    """Return the weakest of the grades, or None if one is not known or there is none."""
+    """Return the weakest of the grades. Return None if one is None, or if there are no grades."""
     found = list(grades)
     known = [grade for grade in found if grade is not None]
     return max(known, key=list(Grade).index) if known and len(known) == len(found) else None

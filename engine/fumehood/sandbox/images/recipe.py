@@ -344,7 +344,7 @@ class ImageSettings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     root: Literal["debian", "host"] = "debian"
-    """What the root file system is made of: packages of Debian, or the files of this host."""
+    """The source of the root file system: packages of Debian, or the files of this host."""
     release: str = Field(pattern=r"^[a-z][a-z0-9-]{0,30}$")
     description: str = Field(pattern=r"^[^\x00-\x1f\x7f]{1,200}$")
     languages: Annotated[
