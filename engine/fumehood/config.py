@@ -37,6 +37,7 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import tomllib
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -351,7 +352,9 @@ def load_config(**overrides: Any) -> Config:
             _fault_words(fault) for fault in error.errors(include_url=False, include_input=False)
         )
         raise ConfigError(f"The configuration is wrong: {faults}") from None
-    except ValueError as error:  # not TOML, not UTF-8, an unreadable variable
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{config_file()} is not TOML: {error}") from None
+    except ValueError as error:  # an unreadable variable
         raise ConfigError(f"The configuration cannot be read: {error}") from None
 
 

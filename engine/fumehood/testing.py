@@ -22,7 +22,15 @@ from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import MIN_MEMORY_MB, Grade, Limit, Limits, WallLimits
 from fumehood.core.session import SessionHome, SessionRecord
 from fumehood.sandbox.settings import ContainerSettings
-from fumehood.sandbox.wall import FIRST_EPOCH, NO_SINKS, HostSize, RunEnding, RunSinks, WallStatus
+from fumehood.sandbox.wall import (
+    FIRST_EPOCH,
+    NO_SINKS,
+    HostSize,
+    RunEnding,
+    RunSinks,
+    WallStatus,
+    require_grade,
+)
 
 if TYPE_CHECKING:
     from fumehood.devtools.golden import Cassette as Cassette
@@ -260,6 +268,7 @@ class _FakeLease:
         limits: Limits,
         sinks: RunSinks = NO_SINKS,
     ) -> RunEnding:
+        require_grade(self.wall.grade, limits.least_grade)
         run = SeenRun(self.domain, self.fresh, program, arguments, limits, self.image)
         return await self.wall.play(run, sinks)
 
@@ -355,6 +364,7 @@ class FakePlace:
         """Wait until `may_run` is set, and return the wall's answer. If the container is lost,
         return the ending `SANDBOX_LOST`.
         """
+        require_grade(self.grade, limits.least_grade)
         ways_out = [asyncio.ensure_future(e.wait()) for e in (self.may_run, self.ended)]
         try:
             await asyncio.wait(ways_out, return_when=asyncio.FIRST_COMPLETED)

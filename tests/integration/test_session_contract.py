@@ -13,11 +13,12 @@ from fumehood.cluster.wall import ClusterWall
 from fumehood.core.errors import EndedBy, SandboxUnavailable
 from fumehood.core.identity import TrustDomain
 from fumehood.core.json_types import JsonObject
-from fumehood.core.limits import MB, Limits
+from fumehood.core.limits import MB, Grade, Limits
 from fumehood.sandbox.images.catalog import Image
 from fumehood.sandbox.wall import NO_SINKS, ImageMissing, RunEnding, SessionContainer, SessionWall
 from fumehood.testing import CONTAINER_LIMITS, FakeWall, SeenRun
-from integration.test_wall_contract import container_wall
+from integration.test_wall_contract import container_wall, direct_wall
+from support.direct import ready_direct_image
 from support.nodes import cluster_wall
 
 pytestmark = [pytest.mark.anyio, pytest.mark.row("S6", "S5")]
@@ -87,6 +88,7 @@ def anyio_backend() -> str:
         "fake",
         pytest.param("runc", marks=pytest.mark.needs("docker")),
         pytest.param("runsc", marks=pytest.mark.needs("docker", "runsc")),
+        pytest.param("direct", marks=pytest.mark.needs("direct")),
         pytest.param("nodes", marks=pytest.mark.needs("docker")),
     ],
 )
@@ -96,6 +98,11 @@ async def containers(
     """One real wall for all tests, or None for a fake one for each."""
     if request.param == "fake":
         yield None
+        return
+    if request.param == "direct":
+        ready_direct_image("python")
+        async with direct_wall() as made:
+            yield made
         return
     image: Image = request.getfixturevalue("python_image")
     if request.param == "nodes":
@@ -120,6 +127,25 @@ async def case(containers: SessionWall | None) -> AsyncIterator[Case]:
 def value(ending: RunEnding) -> object:
     assert ending.ended_by is EndedBy.OK, ending
     return (ending.result or {})["value"]
+
+
+@pytest.mark.row("B13")
+async def test_container_says_its_grade_and_refuses_a_program_that_needs_a_stronger_one(
+    case: Case,
+) -> None:
+    place = await case.hold()
+    assert value(await run(place, COUNTS)) == 0
+    assert place.grade is not None
+    for grade in Grade:
+        limits = replace(LIMITS, least_grade=grade)
+        if place.grade.is_at_least(grade):
+            assert value(await run(place, COUNTS, limits)) == 0
+            continue
+        with pytest.raises(SandboxUnavailable) as caught:
+            await run(place, LEAVES, limits)
+        assert caught.value.details is not None
+        assert caught.value.details["grade"] == place.grade
+    assert value(await run(place, COUNTS)) == 0  # nothing ran
 
 
 async def test_file_left_by_a_run_is_found_by_the_next_run(case: Case) -> None:

@@ -121,7 +121,7 @@ def test_setting_comes_from_its_variable_or_the_file_or_is_the_default(
         ('[container.images]\nruby = "python"\n', "container.images.ruby"),
         ("[sessions]\nidle_seconds = 0\n", "sessions.idle_seconds"),
         ("[sessions]\ncolour = 1\n", "sessions.colour"),
-        ("this is no toml", "cannot be read"),
+        ("this is no toml", r"config\.toml is not TOML: .*line 1"),
         ("colour = 1\ndrain_seconds = -1\n", "(?s)drain_seconds.*colour"),  # every fault is listed
     ],
 )
@@ -130,6 +130,13 @@ def test_invalid_configuration_file_is_refused_with_a_reason(
 ) -> None:
     _write(tmp_path, text)
     with pytest.raises(ConfigError, match=words):
+        load_config()
+
+
+def test_configuration_file_in_another_encoding_is_named(tmp_path: Path) -> None:
+    _write(tmp_path, "")
+    config_file().write_bytes(b'log_level = "\xff"\n')
+    with pytest.raises(ConfigError, match=r"config\.toml is not TOML: 'utf-8' codec"):
         load_config()
 
 
