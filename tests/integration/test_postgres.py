@@ -499,6 +499,7 @@ def test_foreign_newer_or_damaged_state_is_refused_and_stays(
 def test_state_that_an_earlier_version_anchored_needs_audit(opened: Any, url: str) -> None:
     def earlier() -> Any:
         sql(url, update(FENCE).values(schema=22))
+        sql(url, text("ALTER TABLE sessions DROP COLUMN least_grade"))  # of a later step
         database = opened()
         keys = database.read_now(lambda connection: connection.execute(select(META.c.key)).all())
         database.close()
