@@ -228,7 +228,7 @@ def running(daemon: Daemon, code: str = PRINTS, **options: Any) -> Iterator[list
 
 
 def the_one(client: Client | ControlClient) -> Any:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + DEADLINE_S
     while time.monotonic() < deadline:
         found = (
             client.calls(state="running")
@@ -252,7 +252,7 @@ def test_running_call_is_listed_with_its_output_and_progress(
             "run_python",
             None,
         )
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + DEADLINE_S
         while "line 3" not in (client.call_state(listed.call_id).call.running.stdout or ""):
             assert time.monotonic() < deadline
             time.sleep(0.05)
@@ -284,7 +284,7 @@ def test_administrator_cancels_a_call_and_that_is_audited(
         with pytest.raises(Refused, match="admin"):
             approver.calls.cancel(call_id)
         control.calls.cancel(call_id)
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + DEADLINE_S
         while not answers:
             assert time.monotonic() < deadline
             time.sleep(0.05)

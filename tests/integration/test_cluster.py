@@ -290,8 +290,7 @@ def test_engine_whose_cluster_does_not_answer_stops_at_once(
     start_daemon: StartDaemon, home: Path
 ) -> None:
     daemon = start_daemon(home, cluster__address="127.0.0.1:1")
-    time.sleep(1)
-    assert any(" -c " in command for _, command in _descendants(daemon.process.pid))
+    wait_until(lambda: any(" -c " in command for _, command in _descendants(daemon.process.pid)))
     began = time.monotonic()
     daemon.stop()
     assert time.monotonic() - began < 60

@@ -282,7 +282,7 @@ async def test_attack_program_that_ends_while_its_write_is_sent_leaves_nothing_b
 ) -> None:
     upstream.script("/slow", Reply(held=True))
     code = f"fetch({url(upstream, '/slow')!r}, b'x')"
-    running = asyncio.ensure_future(run(engine, code, timeout_seconds=3))
+    running = asyncio.ensure_future(run(engine, code, timeout_seconds=8))
     approval = await waiting(engine)
     await decide(engine, approval, YES)
     answer = await running  # its time goes on while it is sent

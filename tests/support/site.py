@@ -49,7 +49,7 @@ def note(what, who):
 
 
 def hold():
-    end = time.monotonic() + 60
+    end = time.monotonic() + 600
     while not (PLACE / "go-on").exists() and time.monotonic() < end:
         time.sleep(0.01)
 
