@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import anyio
 import pytest
@@ -148,6 +149,33 @@ def test_file_is_put_found_read_and_deleted(place: Files, home: Path, size: int)
     assert place.found("34") == {}
     place.delete(["12ab", "34cd"])
     assert place.found() == {}
+
+
+@pytest.mark.parametrize("is_conditional", [True, False])
+def test_secret_that_another_engine_writes_meanwhile_is_kept(
+    bucket: Bucket, monkeypatch: pytest.MonkeyPatch, is_conditional: bool
+) -> None:
+    """Or a request that was given up. Without conditions, both then have what is there."""
+    theirs, read, do = b"x" * 32, Bucket._read, BucketClient.do
+
+    def read_then_write(self: Bucket, path: str, start: int, end: int) -> bytes:
+        try:
+            return read(self, path, start, end)
+        except FileNotFoundError:
+            monkeypatch.setattr(Bucket, "_read", read)
+            do(self.client, "pipe_file", path, theirs)
+            raise
+
+    def refuse(self: BucketClient, method: str, *given: Any, **options: Any) -> Any:
+        if options.get("mode") == "create" and not is_conditional:
+            raise FilesAway("NotImplemented")
+        return do(self, method, *given, **options)
+
+    monkeypatch.setattr(Bucket, "_read", read_then_write)
+    monkeypatch.setattr(BucketClient, "do", refuse)
+    made = bucket.secret("some.key", 32)
+    assert (made == theirs) is is_conditional
+    assert bucket.secret("some.key", 32) == made
 
 
 def test_secret_is_made_once(bucket: Bucket, home: Path) -> None:

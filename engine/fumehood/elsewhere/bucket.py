@@ -116,8 +116,15 @@ class Bucket(RemoteFiles):
             return self._read(path, 0, size)
         except FileNotFoundError:
             content = secrets.token_bytes(size)
-            self.client.do("pipe_file", path, content)
-            return content
+        # Another engine may write it now, or a request that was given up may still arrive.
+        try:
+            self.client.do("pipe_file", path, content, mode="create")
+        except FilesAway as refused:
+            if NOT_CONDITIONAL in str(refused):  # not every service has this
+                self.client.do("pipe_file", path, content)
+            elif EXISTS not in str(refused):
+                raise
+        return self._read(path, 0, size)
 
     def _at(self, name: str) -> str:
         return f"{self.path}/{self._checked(name)}"
@@ -134,6 +141,12 @@ class Bucket(RemoteFiles):
         if len(read) != end - start:
             raise FilesAway("an object has become shorter")
         return bytes(read)
+
+
+EXISTS, NOT_CONDITIONAL = "PreconditionFailed", "NotImplemented"
+"""Codes with which S3 answers a conditional request: the object exists, or the service has no such
+requests.
+"""
 
 
 class Client:
