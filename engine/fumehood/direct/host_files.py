@@ -15,8 +15,9 @@ from pathlib import Path
 
 from fumehood.direct.launcher import host_folders
 from fumehood.sandbox.container.spec import PROGRAM_USER, WORKSPACE
+from fumehood.sandbox.images.recipe import HOST_PYTHON
 
-PYTHON = "/usr/bin/python3"
+PYTHON = str(HOST_PYTHON)
 
 _FILES = ("ld.so.cache", "ld.so.conf", "localtime", "mime.types", "os-release", "services")
 _FOLDERS = ("alternatives", "fonts", "ld.so.conf.d")

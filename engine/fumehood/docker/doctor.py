@@ -145,7 +145,7 @@ def _components(version: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _version_of(path: str) -> str:
-    """Return the first line that a program on this host says about its version, or ""."""
+    """Return the version that a program on this host gives, the last word of its first line, or ""."""
     try:
         asked = [path, "--version"]  # as Docker's own configuration names it
         said = subprocess.run(asked, capture_output=True, text=True, timeout=10)  # noqa: S603

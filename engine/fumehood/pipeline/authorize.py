@@ -96,15 +96,8 @@ def authorize(
     if session_id is not None and tool.executor in _PROGRAMS:
         env = env_of(principal, session_id)
     bound: list[Grade] = []
-
-    def is_too_weak(of_call: ValidatedCall, least: Grade) -> bool:
-        """Say whether the container is weaker, and if not, keep the call from any that is."""
-        is_so = is_weaker(of_call, least)
-        if not is_so:
-            bound.append(least)
-        return is_so
-
-    decision = policy.decide(facts_of(validated, principal.id, exceeds, is_too_weak, env))
+    facts = facts_of(validated, principal.id, exceeds, is_weaker, env)
+    decision = policy.decide(facts._replace(bind=bound.append))
     if decision.verdict is Verdict.DENY:
         if not resolved.request.options.dry_run:
             policy.count(decision)

@@ -55,6 +55,10 @@ def _in_no_container(least: Grade) -> Answer:
     return False
 
 
+def _ignore(least: Grade) -> None:
+    pass
+
+
 class CallFacts(NamedTuple):
     """Everything about a call that a rule can test. This is a named tuple, because named tuples are
     fast to create.
@@ -74,6 +78,9 @@ class CallFacts(NamedTuple):
     is_weaker: Callable[[Grade], Answer] = _in_no_container
     """Returns whether the call would run in a container of a weaker grade than the given one, or
     None if that is not known. The result is False if the call runs in no container."""
+    bind: Callable[[Grade], None] = _ignore
+    """Called with the grade of each enforced rule that this grade alone keeps from matching. The
+    call must then run in no weaker container."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ from typing import Any, Final, TypeVar, cast
 
 from fumehood.core.hosts import host_matches, host_of
 from fumehood.core.json_types import JsonObject
+from fumehood.core.limits import Grade
 from fumehood.core.long_text import cut
 from fumehood.core.names import compile_glob
 from fumehood.core.tool import ToolDefinition
@@ -231,7 +232,14 @@ def _of_call(rule: Rule) -> Iterable[OfCall]:
         yield OfCall(key, partial(_exceeds, key))
     # The last test, because a call that it alone excludes is kept from weaker containers.
     if (below := rule.grade_below) is not None:
-        yield OfCall(f"grade_below {below}", lambda facts: facts.is_weaker(below))
+        yield OfCall(f"grade_below {below}", partial(_is_weaker, below, binds=rule.is_enforced))
+
+
+def _is_weaker(below: Grade, facts: CallFacts, *, binds: bool) -> Answer:
+    answer = facts.is_weaker(below)
+    if binds and answer is False:
+        facts.bind(below)
+    return answer
 
 
 def _exceeds(key: str, facts: CallFacts) -> bool:

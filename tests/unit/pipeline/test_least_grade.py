@@ -147,6 +147,16 @@ async def test_rule_matches_weaker_containers_and_keeps_other_calls_from_them(
     assert shown.parts[-1].holds is is_weaker
 
 
+@pytest.mark.parametrize("grade", [*Grade, None])
+async def test_rule_in_shadow_mode_keeps_no_call_from_any_container(
+    grade: Grade | None, home: Path
+) -> None:
+    rule = RULE.format("deny", "kernel") + 'mode = "shadow"\n'
+    async with running(grade, home, rule) as (engine, wall):
+        assert code_of(await engine.call("run_python", PROGRAM)) == "OK"
+    assert [run.limits.least_grade for run in wall.runs] == [None]
+
+
 async def test_rule_tests_the_container_of_the_session_and_not_the_last_one(home: Path) -> None:
     async with running(Grade.KERNEL, home, RULE.format("deny", "namespaces")) as (engine, wall):
         session = await engine.sessions.create(engine.owner)
