@@ -145,7 +145,7 @@ def _components(version: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _version_of(path: str) -> str:
-    """Return the version that a program on this host gives, the last word of its first line, or ""."""
+    """Return the last word of the first line that a program prints about its version, or ""."""
     try:
         asked = [path, "--version"]  # as Docker's own configuration names it
         said = subprocess.run(asked, capture_output=True, text=True, timeout=10)  # noqa: S603
