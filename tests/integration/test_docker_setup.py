@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -115,15 +116,36 @@ def test_setup_without_root_exits_3_naming_root(home: Path, watched_path: str) -
     assert not (home / "ran").exists()
 
 
+ALONE = ("unshare", "--mount", "--pid", "--net", "--fork", "--kill-child", "--mount-proc")
+"""Starts a command in its own mount, process and network namespaces."""
+
+
 @pytest.mark.needs("root", "docker", "runsc")
 def test_setup_starts_docker_exactly_once_on_a_fresh_machine() -> None:
-    """Runs in its own mount, process and network namespaces."""
-    alone = ["unshare", "--mount", "--pid", "--net", "--fork", "--kill-child", "--mount-proc"]
-    done = run(*alone, "sh", "-c", FRESH_MACHINE, "sh", SETUP)
+    done = run(*ALONE, "sh", "-c", FRESH_MACHINE, "sh", SETUP)
     assert done.returncode == 0, done.stderr
     assert {"runc", "runsc"} <= set(json.loads(done.stdout))
     assert done.stderr.count("starting dockerd") == 1
     assert done.stderr.count("a Docker engine answers") == 1
+
+
+@pytest.mark.needs("root", "docker", "runsc")
+def test_setup_starts_docker_again_if_containerd_was_too_slow(home: Path) -> None:
+    real = shutil.which("dockerd", path=f"{CLEAN_ENVIRONMENT['PATH']}:/usr/sbin:/sbin")
+    slow = home / "dockerd"
+    slow.write_text(
+        f"""#!/bin/sh
+echo "$*" >>{home}/starts
+[ "$(wc -l <{home}/starts)" -gt 2 ] && exec {real} "$@"
+echo "failed to start containerd: timeout waiting for containerd to start"
+exit 1
+"""
+    )
+    slow.chmod(0o755)
+    path = f"{home}:{CLEAN_ENVIRONMENT['PATH']}"
+    done = run(*ALONE, "sh", "-c", FRESH_MACHINE, "sh", SETUP, PATH=path)
+    assert done.returncode == 0, done.stderr
+    assert (home / "starts").read_text() == "\n" * 3
 
 
 def test_registering_runsc_keeps_all_other_daemon_settings(tmp_path: Path) -> None:
