@@ -328,7 +328,7 @@ def test_image_is_saved_to_a_file_and_an_invalid_file_is_refused(
         assert "manifest.json" in archive.getnames()
     with file.open("rb") as opened:
         store.load(opened)  # nothing is new in it
-    assert list_images(store, "python")[0].id == python_image.id
+    assert python_image.id in {one.id for one in list_images(store, "python")}
     (tmp_path / "wrong.tar").write_bytes(b"no archive" * 1000)
     with (tmp_path / "wrong.tar").open("rb") as opened, pytest.raises(DockerError):
         store.load(opened)
