@@ -37,7 +37,7 @@ from fumehood.engine_parts import EngineParts
 from fumehood.identity.identities import Identities, read_identities
 from fumehood.observe.clock import Clock, IdSource, SystemClock
 from fumehood.observe.log import Logger, log_fault, quiet_logger, redact_events
-from fumehood.parts import coming, runtime_of
+from fumehood.parts import coming, oci_runtime_of, runtime_of
 from fumehood.pipeline.authorize import facts_to_explain
 from fumehood.pipeline.check_result import ResultCheckers, load_checkers
 from fumehood.pipeline.claim import Keys
@@ -178,7 +178,9 @@ def _make_walls(
     config = kernel.config
     settings = WallSettings(
         jail=config.jail,
-        container=config.container,
+        container=config.container.model_copy(
+            update={"runtime": config.container.runtime or oci_runtime_of(config.container.engine)}
+        ),
         own_images=config.own_images,
         longest_session_s=config.sessions.lifetime_seconds,
         longest_with_disk_s=config.sessions.disk_lifetime_seconds,

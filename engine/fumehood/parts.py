@@ -273,6 +273,14 @@ def container_part(engine: str) -> Part | None:
     return found
 
 
+def oci_runtime_of(engine: str) -> str | None:
+    """Return the only OCI runtime that a runtime can use, or None if there are several. The
+    argument and the errors are those of `container_part`.
+    """
+    part = container_part(engine)
+    return None if part is None else part.oci_runtime
+
+
 def runtime_of(engine: str) -> Any:
     """Return the function that creates what runs containers (`NewRuntime`), or None. The argument
     and the errors are those of `container_part`.

@@ -530,7 +530,7 @@ async def test_host_that_is_unfit_refuses_calls_with_the_remedy(
 def test_session_continues_after_a_kill(
     killed: str, image: Image, start_daemon: StartDaemon, tmp_path: Path
 ) -> None:
-    directory = tmp_path / "launcher-1"
+    directory = tmp_path / f"launcher-{VERSION}"
     variables = {
         "FUMEHOOD_LAUNCHER_DIRECTORY": str(tmp_path),
         "FUMEHOOD_CONTAINER__ENGINE": "direct",

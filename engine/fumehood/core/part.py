@@ -243,6 +243,9 @@ class Part:
     runtime_fits: Named | None = None
     """A function that returns whether this host can run containers in this way. It is called if
     `container.engine` is `auto`. Without it, every host can."""
+    oci_runtime: str | None = None
+    """The name of the only OCI runtime that `runtime` can use, if it has just one. The setting
+    `container.runtime` then has this value."""
     in_engine: Named | None = None
     """A subclass of `EnginePart` (`fumehood.engine_part`)."""
 

@@ -73,7 +73,8 @@ def _faults(oci_runtime: str | None) -> Iterator[Unfit]:
             "Set the sysctl user.max_user_namespaces to a positive number.",
         )
     if not ids.may_make_namespaces():
-        yield from _faults_without_root()
+        yield from namespace_faults()
+        yield from _id_faults()
 
 
 def _kernel() -> tuple[int, ...]:
@@ -81,8 +82,8 @@ def _kernel() -> tuple[int, ...]:
     return tuple(int(number) for number in numbers if number.isdigit())
 
 
-def _faults_without_root() -> Iterator[Unfit]:
-    """Yield why an ordinary user, or root in a container, cannot run sandboxes on this host."""
+def namespace_faults() -> Iterator[Unfit]:
+    """Yield why an ordinary user, or root in a container, cannot create namespaces on this host."""
     for sysctl, forbids in FORBIDDING.items():
         if _read(Path("/proc/sys", sysctl)) == forbids:
             name = sysctl.replace("/", ".")
@@ -102,6 +103,10 @@ def _faults_without_root() -> Iterator[Unfit]:
             "Parts of /proc are hidden in this container, so a sandbox cannot have its own.",
             "In a container of Docker: --security-opt systempaths=unconfined",
         )
+
+
+def _id_faults() -> Iterator[Unfit]:
+    """Yield why an ordinary user has too few user ids on this host."""
     for program, path in ids.MAPPERS if os.geteuid() != 0 else ():
         if shutil.which(program, path=ids.PATH) is None:
             yield Unfit(f"The program {program} is missing.", "apt-get install uidmap")

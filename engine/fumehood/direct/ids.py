@@ -80,21 +80,25 @@ def join_user_namespace(pid: int) -> None:
     Raises:
         OSError: the sandbox has ended.
     """
-    own = os.open(f"/proc/{pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        parent = fcntl.ioctl(own, NS_GET_PARENT)
-    finally:
-        os.close(own)
-    try:
-        sandbox.join(parent, sandbox.CLONE_NEWUSER)
-    finally:
-        os.close(parent)
+    with contextlib.ExitStack() as undo:
+
+        def kept(descriptor: int) -> int:
+            undo.callback(os.close, descriptor)
+            return descriptor
+
+        own = os.stat("/proc/self/ns/user").st_ino  # noqa: PTH116 - no pathlib
+        # The launcher's is the one directly below ours. A sandbox can have several below it.
+        inner = kept(os.open(f"/proc/{pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC))
+        while os.fstat(outer := kept(fcntl.ioctl(inner, NS_GET_PARENT))).st_ino != own:
+            inner = outer
+        sandbox.join(inner, sandbox.CLONE_NEWUSER)
     _become_root()
 
 
 def enter_user_namespace() -> None:
     """Move this process into a new user namespace in which it is root. It has the user's sub-ids
-    there or, if it is root already, the same ids as before.
+    there or, if it is root already, the same ids as before. A user without sub-ids has only root
+    there.
 
     Raises:
         NoIds, OSError: this host does not allow it.
@@ -104,11 +108,10 @@ def enter_user_namespace() -> None:
     if own[0] == 0:
         map_ids = functools.partial(_map_same_ids, pid)
     else:
-        commands = []
-        for (program, path), mine in zip(MAPPERS, own, strict=True):
-            first, count = read_sub_ids(path, own[0])
-            commands.append([program, str(pid), *map(str, (0, mine, 1, 1, first, count))])
-        map_ids = functools.partial(_run_all, commands)
+        try:
+            map_ids = functools.partial(_run_all, _commands(pid, own))
+        except NoIds:
+            map_ids = functools.partial(_map_own_id, pid, own)
     go_r, go_w = os.pipe()
     said_r, said_w = os.pipe()
     helper = os.fork()
@@ -133,6 +136,17 @@ def enter_user_namespace() -> None:
     _become_root()
 
 
+def _commands(pid: int, own: tuple[int, int]) -> list[list[str]]:
+    """Return the commands that map a user's sub-ids into the user namespace of a process. Raises
+    NoIds.
+    """
+    commands = []
+    for (program, path), mine in zip(MAPPERS, own, strict=True):
+        first, count = read_sub_ids(path, own[0])
+        commands.append([program, str(pid), *map(str, (0, mine, 1, 1, first, count))])
+    return commands
+
+
 _is_inside = False
 """Whether this process has entered a user namespace."""
 
@@ -141,8 +155,24 @@ def _become_root() -> None:
     global _is_inside
     _is_inside = True
     os.setresgid(0, 0, 0)
-    os.setgroups([])
+    with contextlib.suppress(PermissionError):  # denied where root is the only id
+        os.setgroups([])
     os.setresuid(0, 0, 0)
+
+
+def _map_own_id(pid: int, own: tuple[int, int]) -> str:
+    """Give the user namespace of a process only the id 0, which is this user. Return why this
+    failed, or "".
+    """
+    try:
+        for file, text in (
+            ("setgroups", "deny"), ("uid_map", f"0 {own[0]} 1"), ("gid_map", f"0 {own[1]} 1"),
+        ):  # fmt: skip
+            with open(f"/proc/{pid}/{file}", "w", encoding="ascii") as opened:  # noqa: PTH123
+                opened.write(text)
+    except OSError as error:
+        return f"the user id cannot be mapped: {error.strerror}"
+    return ""
 
 
 def _map_same_ids(pid: int) -> str:

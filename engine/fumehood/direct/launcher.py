@@ -17,18 +17,22 @@ import contextlib
 import fcntl
 import functools
 import hashlib
+import importlib
 import json
 import os
 import platform
 import resource
 import selectors
+import shutil
 import signal
 import socket
+import stat
 import struct
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 if __name__ == "__main__":
@@ -37,7 +41,7 @@ if __name__ == "__main__":
 from fumehood.direct import cgroups, ids, sandbox
 from fumehood.guest.core import kernel
 
-VERSION = 3
+VERSION = 4
 """Version of the requests. An engine uses only a launcher of its own version."""
 
 MAX_BYTES = 128 * 1024
@@ -51,6 +55,19 @@ PATIENCE_S = 5.0
 
 TAKEOVER = "\0fumehood-takeover"
 """Address of the guest's socket for takeovers. *Source*: `guest/container/takeover.py`."""
+
+WATCH_S = 0.1
+"""Seconds between two looks at the memory of sandboxes that a starter started without a control
+group.
+"""
+
+SETTLE_S = 5.0
+"""Seconds after the end of a starter's sandbox in which its other processes end."""
+
+ROOT, DISK, FOLDER = "root", "disk", "folder"
+"""What a command of a starter finds below `sandbox.PLACE`: the root file system and the disk of a
+sandbox, if it starts one, and the directory of the sandbox.
+"""
 
 STOP_S = 1.0
 """Maximum seconds until all processes of a sandbox without a control group are stopped."""
@@ -104,6 +121,10 @@ class Sandbox:
     """The processes that were stopped because the sandbox has no control group: process id and
     beginning of each.
     """
+    starter: str | None = None
+    """Name of the module that started the sandbox (`_begin`), or None if the launcher did."""
+    memory_bytes: int = 0
+    """The memory limit of the whole sandbox."""
     exit_code: int | None = None
     out_of_memory: bool = False
     is_paused: bool = False
@@ -112,8 +133,9 @@ class Sandbox:
         """Return the state of the sandbox for an engine."""
         return {
             "name": self.name, "pid": self.pid, "image_id": self.image_id, "layers": self.layers,
-            "labels": self.labels, "disk": self.disk, "is_running": self.exit_code is None,
-            "is_paused": self.is_paused, "exit_code": self.exit_code,
+            "labels": self.labels, "disk": self.disk, "starter": self.starter,
+            "is_running": self.exit_code is None, "is_paused": self.is_paused,
+            "exit_code": self.exit_code,
             "out_of_memory": self.out_of_memory, "is_watched": self.group.version == cgroups.NONE,
         }  # fmt: skip
 
@@ -126,6 +148,8 @@ class _Held:
     waiting: list[socket.socket] = field(default_factory=list)
     """Connections of engines that wait until the sandbox is removed."""
     is_removed: bool = False
+    is_starting: bool = False
+    """Whether a starter still starts it. It then has no process yet."""
 
 
 class Launcher:
@@ -136,7 +160,7 @@ class Launcher:
 
     def __init__(self, directory: str, listener: socket.socket, idle_s: float) -> None:
         self._directory = directory
-        self._ids = ids.ids_of_sandboxes()
+        self._ids, self._why_no_ids = _ids_of_sandboxes()
         self._place = f"{directory}/root"
         self._empty = f"{directory}/empty"
         self._listener = listener
@@ -146,7 +170,11 @@ class Launcher:
         )
         self._held: dict[str, _Held] = {}
         self._workers: set[int] = set()
-        """Descriptors of the processes that change layers."""
+        """Descriptors of the processes that change layers, and of the commands of starters."""
+        self._children: set[int] = set()
+        """Ids of these processes."""
+        self._settled_at = 0.0
+        """When all processes of a starter's sandbox that has ended were reaped."""
         self._locks: dict[tuple[str, ...], list[int]] = {}
         """Layers of an image → descriptors of their directories, which are locked. Two stores may
         have the same image.
@@ -166,12 +194,17 @@ class Launcher:
         self._adopt()
         self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
         while True:
-            ready = self._selector.select(self._idle_s)
-            if not ready and not self._runs_any():
+            watched = [held for held in self._held.values() if _is_looked_at(held)]
+            looks = watched or time.monotonic() < self._settled_at
+            ready = self._selector.select(WATCH_S if looks else self._idle_s)
+            if not ready and not looks and not self._runs_any():
                 self._groups.close()
                 return
             for key, _ in ready:
                 key.data()
+            for held in watched:
+                self._look_at(held)
+            self._reap_strays()
 
     def _runs_any(self) -> bool:
         held = (held.sandbox.exit_code is None for held in self._held.values())
@@ -220,7 +253,7 @@ class Launcher:
                     "ids": self._ids,
                 }  # fmt: skip
             case "launch":
-                return self._launch(request["plan"], descriptors)
+                return self._launch(request["plan"], descriptors, connection)
             case "list":
                 return {"sandboxes": [held.sandbox.shown() for held in self._held.values()]}
             case "remove":
@@ -231,18 +264,16 @@ class Launcher:
             case "state":
                 return self._held_one(request["name"]).shown()
             case "freeze":
-                self._freeze(self._running(request["name"]), frozen=request["frozen"])
+                held = self._running(request["name"])
+                return self._freeze(held, connection, frozen=request["frozen"])
             case "take_over":
-                self._running(request["name"])
-                process = self._held[request["name"]].process
-                _take_over(process, int(request["epoch"]), descriptors)
+                return self._hand_over(request, descriptors, connection)
             case unknown:
                 raise Refused("failed", f"unknown request {unknown!r}")
-        return {}
 
     def _held_one(self, name: str) -> Sandbox:
         held = self._held.get(name)
-        if held is None or held.is_removed:
+        if held is None or held.is_removed or held.is_starting:
             raise Refused("missing", "the sandbox does not exist")
         return held.sandbox
 
@@ -252,7 +283,22 @@ class Launcher:
             raise Refused("conflict", "the sandbox has ended")
         return held
 
-    def _freeze(self, held: Sandbox, *, frozen: bool) -> None:
+    def _hand_over(
+        self, request: dict[str, Any], descriptors: list[int], connection: socket.socket
+    ) -> dict[str, Any] | None:
+        held = self._running(request["name"])
+        if held.starter is not None:
+            self._enter(held, request["command"], descriptors, connection)
+            return None
+        _take_over(self._held[held.name].process, int(request["epoch"]), descriptors)
+        return {}
+
+    def _freeze(
+        self, held: Sandbox, connection: socket.socket, *, frozen: bool
+    ) -> dict[str, Any] | None:
+        if held.starter is not None:
+            self._freeze_by_starter(held, connection, frozen=frozen)
+            return None
         if held.group.version == cgroups.NONE:
             if frozen:
                 self._stop(held)
@@ -263,6 +309,7 @@ class Launcher:
         held.is_paused = frozen
         with contextlib.suppress(OSError):
             self._write_down(held)
+        return {}
 
     def _stop(self, held: Sandbox) -> None:
         """Stop all processes of a sandbox, and note those that were not stopped before.
@@ -300,16 +347,11 @@ class Launcher:
                     os.kill(pid, signal.SIGCONT)
         held.stopped = []
 
-    def _launch(self, plan: dict[str, Any], descriptors: list[int]) -> dict[str, Any]:
-        name = plan["name"]
-        if name in self._held:
-            raise Refused("conflict", "the name is taken")
-        if os.path.basename(name) != name or name.startswith("."):
-            raise Refused("failed", "the name cannot be that of a file")
-        if len(descriptors) != len(STREAMS):
-            raise Refused("failed", "a sandbox has three standard streams")
-        if plan["is_watched"] != (self._groups.version == cgroups.NONE):
-            raise Refused("limits", "the control groups of this host have changed")
+    def _launch(
+        self, plan: dict[str, Any], descriptors: list[int], connection: socket.socket
+    ) -> dict[str, Any] | None:
+        self._check(plan, descriptors)
+        name, starter = plan["name"], plan["starter"]
         try:
             group = self._groups.make(name, plan["memory_bytes"], plan["processes"], plan["cpus"])
         except cgroups.NotLimited as error:
@@ -318,8 +360,13 @@ class Launcher:
         started = Sandbox(
             name, 0, 0, plan["image_id"], plan["layers"], plan["labels"],
             plan["disk"] and plan["disk"][0], group,
+            starter=starter, memory_bytes=plan["memory_bytes"],
         )  # fmt: skip
         try:
+            if starter is not None:
+                self._begin(plan, started, descriptors, connection)
+                return None
+            assert self._ids is not None
             with self._mounts(plan, group) as trees:
                 plan["ids"] = [[0, *self._ids]]
                 on_first = functools.partial(self._note_first, started)
@@ -332,14 +379,183 @@ class Launcher:
             group.kill()
             if pid:
                 os.waitpid(pid, 0)
-            group.remove()
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(f"{self._directory}/{name}.json")
-            self._unlock_images()
+            self._discard(started)
             if isinstance(error, sandbox.NotStarted):
                 raise Refused("failed", str(error)) from None
             raise
         return {"pid": pid}
+
+    def _check(self, plan: dict[str, Any], descriptors: list[int]) -> None:
+        """Check that a plan can be carried out. Raises Refused."""
+        name = plan["name"]
+        if name in self._held:
+            raise Refused("conflict", "the name is taken")
+        if os.path.basename(name) != name or name.startswith("."):
+            raise Refused("failed", "the name cannot be that of a file")
+        if len(descriptors) != len(STREAMS):
+            raise Refused("failed", "a sandbox has three standard streams")
+        if plan["starter"] is None and self._ids is None:
+            raise Refused("failed", self._why_no_ids)
+        if plan["is_watched"] != (self._groups.version == cgroups.NONE):
+            raise Refused("limits", "the control groups of this host have changed")
+
+    def _discard(self, started: Sandbox) -> None:
+        """Remove what is left of a sandbox that did not start."""
+        started.group.remove()
+        self._remove_folder(started)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(f"{self._directory}/{started.name}.json")
+        self._unlock_images()
+
+    # -- sandboxes of a starter ---------------------------------------------------------
+
+    def _begin(
+        self,
+        plan: dict[str, Any],
+        started: Sandbox,
+        descriptors: list[int],
+        connection: socket.socket,
+    ) -> None:
+        """Let the starter of a plan start its sandbox. This takes about a second, so `connection`
+        gets the answer later.
+
+        A starter is a module such as `gvisor/starter.py`. It returns the commands that start and
+        change a sandbox. The launcher makes the mounts, and runs the commands. Its sandboxes have
+        directories of their own.
+        """
+        folder = self._folder(started)
+        entry = _Held(started, -1, is_starting=True)
+
+        def on_end(code: int) -> None:
+            entry.is_starting = False
+            del self._held[started.name]
+            try:
+                if code != 0:
+                    raise Refused("failed", starter.last_words(folder) or f"exit code {code}")
+                self._note_first(started, starter.pid_of(folder))
+                self._hold(started, entry.waiting)
+                self._groups.share(len(self._held))
+            except Exception as error:
+                started.group.kill()
+                self._discard(started)
+                for waiting in entry.waiting:
+                    _reply(waiting, {})
+                kind = error.kind if isinstance(error, Refused) else "failed"
+                _reply(connection, {"error": str(error), "kind": kind})
+                return
+            _reply(connection, {"pid": started.pid})
+            if entry.is_removed:
+                held = self._held[started.name]
+                held.is_removed = True
+                signal.pidfd_send_signal(held.process, signal.SIGKILL)
+
+        os.mkdir(folder, 0o700)
+        self._write_down(started)
+        starter = _module_of(started)
+        starter.prepare(plan, folder)
+        self._give_away(folder)
+        with self._mounts(plan, started.group) as mounts:
+            disk = plan["disk"][2] if plan["disk"] else None
+            trees = {
+                DISK if path == disk else f"{ROOT}{path.rstrip('/')}": tree
+                for path, tree in mounts.items()
+            }
+            command = starter.start_command(started.name)
+            self._run(command, folder, descriptors, on_end, trees, started.group.join)
+        self._held[started.name] = entry
+
+    def _give_away(self, folder: str) -> None:
+        """Let the root of sandboxes own the directory of a sandbox, and what is in it."""
+        if self._ids is not None:
+            for path, _, names in os.walk(folder):
+                for own in (path, *(f"{path}/{name}" for name in names)):
+                    os.chown(own, self._ids[0], self._ids[0])
+
+    def _run(
+        self,
+        command: list[str],
+        folder: str,
+        streams: Sequence[int],
+        on_end: Callable[[int], None],
+        trees: Mapping[str, int] = MappingProxyType({}),
+        join_group: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Run a command of a starter with these standard streams, and call `on_end` with its exit
+        code. It sees the sandbox's directory `folder` and the mounts `trees` below `sandbox.PLACE`.
+        """
+        own = sandbox.clone_mount(folder, sandbox.ATTR_NOSUID | sandbox.ATTR_NODEV)
+        try:
+            with _as_pipes(streams) as pipes:
+                pid = sandbox.run_apart(
+                    command, {**trees, FOLDER: own}, pipes, join_group,
+                    [[0, *self._ids]] if self._ids is not None else [],
+                )  # fmt: skip
+        finally:
+            os.close(own)
+        self._await(pid, lambda: on_end(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])))
+
+    def _freeze_by_starter(self, held: Sandbox, connection: socket.socket, *, frozen: bool) -> None:
+        def on_end(code: int) -> None:
+            if code != 0:
+                _reply(connection, {"error": "the sandbox cannot be frozen", "kind": "failed"})
+                return
+            held.is_paused = frozen
+            with contextlib.suppress(OSError):
+                self._write_down(held)
+            _reply(connection, {})
+
+        if held.is_paused == frozen:
+            _reply(connection, {})
+            return
+        command = _module_of(held).freeze_command(held.name, frozen=frozen)
+        with open(os.devnull, "r+b", 0) as null:
+            self._run(command, self._folder(held), [null.fileno()] * 3, on_end)
+
+    def _enter(
+        self,
+        held: Sandbox,
+        wanted: list[str],
+        descriptors: list[int],
+        connection: socket.socket,
+    ) -> None:
+        """Run a command in a sandbox, with the streams `descriptors`."""
+        if len(descriptors) != len(STREAMS):
+            raise Refused("failed", "a command has three standard streams")
+
+        def on_end(code: int) -> None:
+            failed = {"error": "the guest could not be reached", "kind": "failed"}
+            _reply(connection, failed if code != 0 else {})
+
+        command = _module_of(held).enter_command(held.name, wanted)
+        self._run(command, self._folder(held), descriptors, on_end)
+
+    def _look_at(self, held: _Held) -> None:
+        """Kill a sandbox that uses more memory than it may."""
+        started = held.sandbox
+        if started.exit_code is not None or started.out_of_memory:
+            return
+        if _module_of(started).memory_bytes(started.pid) > started.memory_bytes:
+            started.out_of_memory = True
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(held.process, signal.SIGKILL)
+
+    def _reap_strays(self) -> None:
+        """Reap the other processes of starters, which are this process's children."""
+        known = {held.sandbox.pid for held in self._held.values()} | self._children
+        with contextlib.suppress(ChildProcessError):
+            options = os.WEXITED | os.WNOHANG | os.WNOWAIT
+            while (ended := os.waitid(os.P_ALL, 0, options)) and ended.si_pid not in known:
+                os.waitpid(ended.si_pid, 0)
+
+    def _folder(self, held: Sandbox) -> str:
+        """Return the directory of a sandbox that a starter started."""
+        return f"{self._directory}/{held.name}.folder"
+
+    def _remove_folder(self, held: Sandbox) -> None:
+        if held.starter is not None:
+            shutil.rmtree(self._folder(held), ignore_errors=True)
+
+    # -- starting ---------------------------------------------------------------------
 
     def _note_first(self, started: Sandbox, first: int) -> None:
         """Write down a sandbox whose first process waits for its start."""
@@ -365,12 +581,12 @@ class Launcher:
             for path in host_folders() if plan["with_host"] else ():
                 attributes = plain | sandbox.ATTR_RDONLY
                 trees[path] = sandbox.clone_mount(path, attributes)
-            for name in sandbox.DEVICES:
+            for name in sandbox.DEVICES if plan["starter"] is None else ():
                 if plan["is_watched"] and name == sandbox.SHARES_MEMORY:
                     continue
                 attributes = sandbox.ATTR_NOSUID | sandbox.ATTR_NOEXEC
                 trees[f"/dev/{name}"] = sandbox.clone_mount(f"/dev/{name}", attributes)
-            shown = group.shown()
+            shown = group.shown() if plan["starter"] is None else {}
             plan["cgroup_places"] = [path for path in shown if path]
             for path, directory in shown.items():
                 attributes = plain | sandbox.ATTR_NOEXEC | sandbox.ATTR_RDONLY
@@ -422,18 +638,25 @@ class Launcher:
             try:
                 # Not the launcher's lock and socket: this process may outlive the launcher.
                 _close_others({connection.fileno(), *descriptors})
-                _reply(connection, _work_on_layers(request, descriptors, self._ids))
+                own_id = (0, 1)  # without sub-ids, layers belong to the user who runs the launcher
+                _reply(connection, _work_on_layers(request, descriptors, self._ids or own_id))
             finally:
                 os._exit(0)
         connection.close()
-        process = os.pidfd_open(worker)
+        self._await(worker, lambda: os.waitpid(worker, 0))
+
+    def _await(self, child: int, on_end: Callable[[], object]) -> None:
+        """Call `on_end`, which reaps the process `child`, when it has ended."""
+        process = os.pidfd_open(child)
         self._workers.add(process)
+        self._children.add(child)
 
         def ended() -> None:
             self._selector.unregister(process)
             self._workers.discard(process)
+            self._children.discard(child)
             os.close(process)
-            os.waitpid(worker, 0)
+            on_end()
 
         self._selector.register(process, selectors.EVENT_READ, ended)
 
@@ -442,6 +665,9 @@ class Launcher:
         if held is None:
             return {}
         held.is_removed = True
+        if held.is_starting:
+            held.waiting.append(connection)
+            return None
         if held.sandbox.exit_code is not None:
             self._forget(held)
             return {}
@@ -455,8 +681,8 @@ class Launcher:
 
     # -- processes -----------------------------------------------------------------
 
-    def _hold(self, held: Sandbox) -> None:
-        entry = _Held(held, os.pidfd_open(held.pid))
+    def _hold(self, held: Sandbox, waiting: Sequence[socket.socket] = ()) -> None:
+        entry = _Held(held, os.pidfd_open(held.pid), [*waiting])
         self._selector.register(entry.process, selectors.EVENT_READ, lambda: self._ended(entry))
         self._held[held.name] = entry
 
@@ -468,8 +694,11 @@ class Launcher:
         with contextlib.suppress(ChildProcessError):  # it was the child of an earlier launcher
             code = os.waitstatus_to_exitcode(os.waitpid(held.sandbox.pid, 0)[1])
         held.sandbox.exit_code = code if code >= 0 else 128 - code
-        held.sandbox.out_of_memory = held.sandbox.group.ran_out_of_memory()
+        if held.sandbox.group.ran_out_of_memory():
+            held.sandbox.out_of_memory = True
         held.sandbox.group.remove()
+        if held.sandbox.starter is not None:
+            self._settled_at = time.monotonic() + SETTLE_S
         held.sandbox.is_paused = False
         with contextlib.suppress(OSError):  # the next launcher then says that it is unknown
             self._write_down(held.sandbox)
@@ -478,6 +707,7 @@ class Launcher:
 
     def _forget(self, held: _Held) -> None:
         del self._held[held.sandbox.name]
+        self._remove_folder(held.sandbox)
         with contextlib.suppress(FileNotFoundError):
             os.unlink(f"{self._directory}/{held.sandbox.name}.json")
         self._unlock_images()
@@ -512,13 +742,17 @@ class Launcher:
         held = Sandbox(**{**found, "group": cgroups.Group(**found["group"])})
         with contextlib.suppress(Refused, OSError):  # the image was removed by hand
             self._lock(held.layers)
-        if held.exit_code is None:
+        if held.exit_code is None and held.pid:
             with contextlib.suppress(ProcessLookupError):
                 self._hold(held)
             if _began(held.pid) == held.began:  # looked at only now: the descriptor cannot change
                 return
             self._let_go(held.name)
+        # Without a process, its starter was still starting it. What that makes ends with its
+        # streams, whose other ends the engine has closed.
+        if held.exit_code is None:
             held.exit_code = UNKNOWN_STATUS
+        self._remove_folder(held)
         held.group.kill()
         held.group.remove()
         self._held[held.name] = _Held(held, -1)
@@ -529,6 +763,42 @@ class Launcher:
         if held is not None:
             self._selector.unregister(held.process)
             os.close(held.process)
+
+
+@contextlib.contextmanager
+def _as_pipes(descriptors: Sequence[int]) -> Iterator[list[int]]:
+    """Provide the descriptors of standard streams, with an empty pipe instead of a device. As root,
+    runsc gives the files of standard streams to another user, which must not happen to /dev/null.
+    """
+    with contextlib.ExitStack() as undo:
+        found = []
+        for descriptor in descriptors:
+            if stat.S_ISCHR(os.fstat(descriptor).st_mode):
+                descriptor, writable = os.pipe()
+                os.close(writable)
+                undo.callback(os.close, descriptor)
+            found.append(descriptor)
+        yield found
+
+
+def _module_of(held: Sandbox) -> Any:
+    assert held.starter is not None
+    return importlib.import_module(held.starter)
+
+
+def _is_looked_at(held: _Held) -> bool:
+    """Whether the launcher watches the memory of a sandbox."""
+    started = held.sandbox
+    is_there = started.starter is not None and not held.is_starting and started.exit_code is None
+    return is_there and started.group.version == cgroups.NONE
+
+
+def _ids_of_sandboxes() -> tuple[tuple[int, int] | None, str]:
+    """Return the user ids of sandboxes and "", or None and the reason."""
+    try:
+        return ids.ids_of_sandboxes(), ""
+    except ids.NoIds as error:
+        return None, str(error)
 
 
 def _close_others(kept: set[int]) -> None:
@@ -675,7 +945,6 @@ def main() -> None:
     try:
         if not ids.may_make_namespaces():
             _enter_user_namespace(config["directory"])
-        ids.ids_of_sandboxes()
     except (ids.NoIds, OSError) as error:
         sys.exit(f"{error}")
     os.chdir(config["directory"])  # so that the path of the socket is short

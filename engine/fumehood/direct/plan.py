@@ -64,11 +64,13 @@ def plan_of(
     *,
     is_watched: bool,
     with_host: bool = False,
+    starter: str | None = None,
 ) -> JsonObject:
     """Return the plan of a sandbox. `layers` are the directories of its image's layers, and
     `device` is the block device of its disk. `with_host` says whether the sandbox has the programs
-    and libraries of the host. `is_watched` says that the host has no control groups,
-    so that the guest must watch the memory itself.
+    and libraries of the host. `is_watched` says that the host has no control groups, so that the
+    guest must watch the memory itself. With a `starter` (the name of a module), the launcher
+    watches it.
     """
     tmpfs: JsonObject = {
         path: [size, size * INODES_PER_MB, "1777"]
@@ -79,6 +81,7 @@ def plan_of(
     tmpfs[TRUST_DIRECTORY] = [1, 8, "1777" if has_front else "0755"]
     return {
         "name": spec.name,
+        "starter": starter,
         "labels": labels_of(spec),
         "image_id": spec.image_id,
         "layers": [str(layer) for layer in layers],
@@ -96,12 +99,12 @@ def plan_of(
         "tmpfs": tmpfs,
         "disk": [spec.disk[0], device, WORKSPACE] if spec.disk is not None else None,
         **_COMMON,
-        "filter": build_outer_filter(may_compare=is_watched).hex(),
+        "filter": build_outer_filter(may_compare=is_watched).hex() if starter is None else "",
         "memory_bytes": spec.memory_bytes,
         "processes": spec.processes,
         "cpus": spec.cpus,
         "is_watched": is_watched,
-        **_command_of(spec, is_watched=is_watched),
+        **_command_of(spec, is_watched=is_watched, is_looked_at=starter is not None),
     }
 
 
@@ -114,6 +117,7 @@ def step_plan(
     work: Path,
     is_watched: bool,
     with_host: bool = False,
+    starter: str | None = None,
 ) -> JsonObject:
     """Return the plan of a build step, which runs `command` as root without capabilities. What it
     changes in the root file system gets into the directory `upper`. `work` is an empty directory on
@@ -121,6 +125,7 @@ def step_plan(
     """
     return {
         "name": name,
+        "starter": starter,
         "labels": {},
         "image_id": name,
         "layers": [str(layer) for layer in layers],
@@ -149,11 +154,16 @@ def step_plan(
     }
 
 
-def _command_of(spec: ContainerSpec, *, is_watched: bool) -> JsonObject:
-    """Return what runs in the sandbox, and with which privileges."""
+def _command_of(spec: ContainerSpec, *, is_watched: bool, is_looked_at: bool) -> JsonObject:
+    """Return what runs in the sandbox, and with which privileges. `is_looked_at` says that the
+    launcher watches the memory if anybody must.
+    """
     program = spec.program
     if program is None:
-        config: JsonObject = {**guest_config(spec), "is_watched": is_watched}
+        config: JsonObject = {**guest_config(spec), "is_watched": is_watched and not is_looked_at}
+        if is_watched and is_looked_at:
+            config["watched_outside"] = ["memory"]
+        is_watched = config["is_watched"]
         return {
             "command": [*spec.command, json.dumps(config, sort_keys=True)],
             "env": ENVIRONMENT,

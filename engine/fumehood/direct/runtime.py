@@ -34,8 +34,9 @@ from fumehood.sandbox.container.runtime import (
     RuntimeNotFound,
     RuntimeTimeout,
     RuntimeUnreachable,
+    Unfit,
 )
-from fumehood.sandbox.container.spec import ContainerSpec
+from fumehood.sandbox.container.spec import ContainerSpec, relay_command
 from fumehood.sandbox.images.recipe import HOST_IMAGE
 from fumehood.sandbox.wall import HostSize
 
@@ -87,6 +88,10 @@ class Direct:
     id = "direct"
     name = "The launcher"
     is_local = True
+    starter: str | None = None
+    """Name of the module that starts the sandboxes, or None if the launcher does."""
+    oci_runtime = ""
+    """The name of the OCI runtime that starts the sandboxes, or "" if the launcher does."""
 
     def __init__(
         self, directory: Path, store: DirectoryStore, own_images: Path | None = None
@@ -105,11 +110,14 @@ class Direct:
 
     async def examine_host(self, oci_runtime: str | None) -> RuntimeHost:
         """Examine this host. If it can run sandboxes, start the launcher."""
-        unfit = await self._in_thread(lambda: why_unfit(oci_runtime))
+        unfit = await self._in_thread(lambda: self._why_unfit(oci_runtime))
         if unfit is None:
             await self._look()
         memory_mb = psutil.virtual_memory().total // MB
         return RuntimeHost(HostSize(memory_mb, len(os.sched_getaffinity(0))), unfit)
+
+    def _why_unfit(self, oci_runtime: str | None) -> Unfit | None:
+        return why_unfit(oci_runtime)
 
     async def launch(self, spec: ContainerSpec) -> tuple[str, PipeStreams]:
         """Start a sandbox. Return its name, and the streams of its first process.
@@ -128,7 +136,9 @@ class Direct:
         layers = await self._in_thread(lambda: self._store.directories_of(spec.image_id), FILES_S)
         # A label alone is not enough, because whoever makes an archive chooses the labels in it.
         with_host = spec.image_name == HOST_IMAGE and self._store.has_host(spec.image_id)
-        plan = plan_of(spec, layers, device, is_watched=is_watched, with_host=with_host)
+        plan = plan_of(
+            spec, layers, device, is_watched=is_watched, with_host=with_host, starter=self.starter
+        )
         return spec.name, await self._with_streams({"do": "launch", "plan": plan}, 3)
 
     async def _look(self) -> bool:
@@ -142,7 +152,11 @@ class Direct:
         Raises:
             RuntimeNotFound, RuntimeConflict: the sandbox is gone, or not running.
         """
-        return await self._with_streams({"do": "take_over", "name": name, "epoch": epoch}, 2)
+        request = {"do": "take_over", "name": name, "epoch": epoch}
+        if self.starter is None:
+            return await self._with_streams(request, 2)
+        command = list(relay_command(epoch))
+        return await self._with_streams({**request, "command": command}, 3)
 
     async def _with_streams(self, request: JsonObject, count: int) -> PipeStreams:
         """Send a request together with the first `count` of the sandbox's ends of new streams.
@@ -160,8 +174,12 @@ class Direct:
         return streams
 
     async def state(self, name: str) -> ContainerState:
-        """Return the state of a sandbox. Raises RuntimeNotFound if it does not exist."""
+        """Return the state of a sandbox. Raises RuntimeNotFound if it does not exist, or if it is
+        of another kind than those of this runtime.
+        """
         found = await self._ask({"do": "state", "name": name}, QUICK_S)
+        if found["starter"] != self.starter:
+            raise RuntimeNotFound("It was started by another engine of containers.")
         return ContainerState(
             is_running=found["is_running"],
             is_paused=found["is_paused"],
@@ -169,6 +187,7 @@ class Direct:
             out_of_memory=found["out_of_memory"],
             pid=found["pid"],
             image_id=found["image_id"],
+            oci_runtime=self.oci_runtime,
             labels=found["labels"],
         )
 
@@ -287,8 +306,8 @@ class Direct:
         return answer
 
 
-def new_direct(own_images: Path) -> Direct:
+def new_direct(own_images: Path, kind: type[Direct] = Direct) -> Direct:
     """Create the runtime of a container wall. `own_images` is the folder of the image recipes that
-    the operator wrote.
+    the operator wrote, and `kind` is the class of the runtime.
     """
-    return Direct(launcher_directory(), open_store(), own_images)
+    return kind(launcher_directory(), open_store(kind.starter), own_images)

@@ -23,7 +23,7 @@ import signal
 import socket
 import struct
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from fumehood.guest.core import kernel, seccomp
 
@@ -73,6 +73,9 @@ PLACE = "/tmp"  # noqa: S108 - nothing is written there
 """Where the root of a sandbox is attached in the mount namespace of the sandbox. Every user of the
 host can reach this directory, also the sandbox's root.
 """
+
+PATH = "/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin"
+"""Where the command of a starter is searched."""
 
 START_S = 20.0
 """Maximum seconds for each step of a start. A busy host is slow."""
@@ -193,6 +196,67 @@ def start(
     return first
 
 
+def run_apart(
+    command: Sequence[str],
+    trees: dict[str, int],
+    streams: Sequence[int],
+    join_group: Callable[[], None],
+    id_map: Sequence[Sequence[int]],
+) -> int:
+    """Run a command in a mount namespace of its own, and return its process id. It is the command
+    of a starter (see the launcher).
+
+    `trees` maps names below `PLACE` to descriptors of mounts, which are attached there. The command
+    runs as root of a new user namespace with the ids `id_map`. If this is empty, it runs in the
+    user namespace of this process.
+
+    Raises:
+        NotStarted: a step failed.
+    """
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    pid = os.fork()
+    if pid == 0:
+        with _said_to(theirs):
+            ours.close()
+            os.setsid()
+            join_group()
+            enter(CLONE_NEWNS | (CLONE_NEWUSER if id_map else 0))
+            theirs.send(b"apart")
+            if theirs.recv(MESSAGE_BYTES) != b"mapped":
+                os._exit(1)
+            if id_map:
+                os.setresgid(0, 0, 0)
+                os.setgroups([])
+                os.setresuid(0, 0, 0)
+            mount("none", "/", None, MS_REC | MS_PRIVATE)
+            mount("tmpfs", PLACE, "tmpfs", MS_NOSUID | MS_NODEV, "size=64k,nr_inodes=16,mode=700")
+            for name, tree in trees.items():
+                path = f"{PLACE}/{name}"
+                with contextlib.suppress(FileExistsError):
+                    os.mkdir(path)
+                attach(tree, path)
+            os.chdir("/")
+            _use_streams(streams, theirs)
+            _execute(command, {"PATH": PATH})
+    theirs.close()
+    ours.settimeout(START_S)
+    try:
+        with ours:
+            _expect(ours, "apart")
+            if id_map:
+                _map_ids(pid, id_map)
+            ours.send(b"mapped")
+            said = ours.recv(MESSAGE_BYTES)  # the end of the stream: the command was executed
+        if said:
+            raise NotStarted(said.decode("utf-8", "replace"))
+    except (OSError, ValueError, NotStarted) as error:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        raise NotStarted(str(error)) from None
+    return pid
+
+
 def _expect(source: socket.socket, word: str) -> str:
     """Receive a message that begins with `word`, and return the rest of it."""
     said = source.recv(MESSAGE_BYTES).decode("utf-8", "replace")
@@ -260,12 +324,7 @@ def _become_first(
     _use_loopback()
     os.umask(0o022)
     os.chdir(plan["directory"])
-    # The socket gets number 3, so that all other descriptors of the launcher can be closed.
-    kept = fcntl.fcntl(told.fileno(), fcntl.F_DUPFD_CLOEXEC, 3 + len(streams))
-    for target, descriptor in enumerate([fcntl.fcntl(one, fcntl.F_DUPFD, 64) for one in streams]):
-        os.dup2(descriptor, target)
-    os.dup2(kept, 3, inheritable=False)
-    os.closerange(4, 1 << 20)
+    _use_streams(streams, told)
     for name, value in plan["rlimits"].items():
         resource.setrlimit(getattr(resource, f"RLIMIT_{name}"), (value, value))
     for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
@@ -274,10 +333,26 @@ def _become_first(
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     _drop(plan["capabilities"], plan["user"])
     seccomp.install(filter_)
+    _execute(plan["command"], plan["env"])
+
+
+def _use_streams(streams: Sequence[int], told: socket.socket) -> None:
+    """Make the descriptors `streams` the standard streams of this process, and close all others
+    except that of `told`, which gets the number 3.
+    """
+    kept = fcntl.fcntl(told.fileno(), fcntl.F_DUPFD_CLOEXEC, 3 + len(streams))
+    for target, descriptor in enumerate([fcntl.fcntl(one, fcntl.F_DUPFD, 64) for one in streams]):
+        os.dup2(descriptor, target)
+    os.dup2(kept, 3, inheritable=False)
+    os.closerange(4, 1 << 20)
+
+
+def _execute(command: Sequence[str], environment: dict[str, str]) -> NoReturn:
+    """Execute a command. If this fails, say so on the descriptor 3."""
     try:
-        os.execve(plan["command"][0], plan["command"], plan["env"])
+        os.execvpe(command[0], [*command], environment)
     except OSError as error:
-        os.write(3, f"{plan['command'][0]} cannot be executed: {error.strerror}".encode())
+        os.write(3, f"{command[0]} cannot be executed: {error.strerror}".encode())
     os._exit(127)
 
 
@@ -285,7 +360,7 @@ def _mount_all(plan: dict[str, Any], trees: dict[str, int]) -> None:
     """Make the mounts of the sandbox below `PLACE`, and make this directory the root."""
     mount("none", "/", None, MS_REC | MS_PRIVATE)
     root, *others = trees.items()
-    _attach(root[1], PLACE)
+    attach(root[1], PLACE)
     os.chdir(PLACE)
     mount("proc", "proc", "proc", _PLAIN)
     mount("sysfs", "sys", "sysfs", _PLAIN | MS_RDONLY)
@@ -297,7 +372,7 @@ def _mount_all(plan: dict[str, Any], trees: dict[str, int]) -> None:
         options = f"size={size_mb}m,nr_inodes={inodes},mode={mode}"
         mount("tmpfs", path[1:], "tmpfs", _PLAIN, options)
     for path, tree in others:
-        _attach(tree, path[1:])
+        attach(tree, path[1:])
     _restrict(plan["masked"], plan["read_only"])
     _checked(_libc.pivot_root(b".", b"."), "pivot_root")
     unmount(".")  # the former root, which now lies above the new one
@@ -335,7 +410,8 @@ def _restrict(masked: Sequence[str], read_only: Sequence[str]) -> None:
             mount("dev/null", path, None, MS_BIND)
 
 
-def _attach(tree: int, target: str) -> None:
+def attach(tree: int, target: str) -> None:
+    """Attach the mount with the descriptor `tree` at `target`. Raises OSError."""
     _syscall(_MOVE_MOUNT, tree, b"", _AT_FDCWD, target.encode(), _MOVE_FROM_DESCRIPTOR)
 
 

@@ -92,14 +92,15 @@ class _Layer:
 
 class DirectoryStore:
     """The layers in the directory `home`. `launcher` is the directory of the launcher that runs
-    build steps.
+    build steps. With a `starter` (the name of a module), this module starts their sandboxes.
     """
 
     name = "fumehood"
 
-    def __init__(self, home: Path, launcher: Path) -> None:
+    def __init__(self, home: Path, launcher: Path, starter: str | None = None) -> None:
         self._home = home
         self._launcher = launcher
+        self._starter = starter
         self._checked: set[str] = set()
         """Ids of the layers whose files were compared with their digest."""
 
@@ -193,6 +194,7 @@ class DirectoryStore:
             plan = step_plan(
                 name, command, directories, upper=upper, work=work, with_host=with_host,
                 is_watched=not self._ask_launcher({"do": "hello"})["cgroups"],
+                starter=self._starter,
             )  # fmt: skip
             ended = run_step(self._launcher, plan, run_s)
             if ended.exit_code != 0:
@@ -345,6 +347,8 @@ def _in_use(directories: Sequence[Path]) -> Iterator[None]:
             os.close(lock)
 
 
-def open_store() -> DirectoryStore:
-    """Return the store of this user's images."""
-    return DirectoryStore(default_home(), launcher_directory())
+def open_store(starter: str | None = None) -> DirectoryStore:
+    """Return the store of this user's images. `starter` is the module that starts the sandboxes of
+    build steps, or None if the launcher does.
+    """
+    return DirectoryStore(default_home(), launcher_directory(), starter)

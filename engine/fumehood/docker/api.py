@@ -37,7 +37,7 @@ import anyio
 from fumehood.core.errors import EngineError
 from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import MB
-from fumehood.docker.bodies import create_body, relay_command
+from fumehood.docker.bodies import create_body
 from fumehood.docker.host import DEFAULT_SOCKET, may_swap, why_unfit
 from fumehood.docker.streams import DockerStreams
 from fumehood.sandbox.bounded_threads import Answer, BoundedThreads
@@ -52,7 +52,7 @@ from fumehood.sandbox.container.runtime import (
     RuntimeTimeout,
     RuntimeUnreachable,
 )
-from fumehood.sandbox.container.spec import ContainerSpec
+from fumehood.sandbox.container.spec import ContainerSpec, relay_command
 from fumehood.sandbox.wall import HostSize
 
 if TYPE_CHECKING:

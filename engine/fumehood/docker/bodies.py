@@ -17,7 +17,6 @@ from fumehood.core.limits import MB
 from fumehood.protocol.framing import TRUST_DIRECTORY
 from fumehood.sandbox.container.spec import (
     CAPABILITIES,
-    GUEST_COMMAND,
     GUEST_IMPORT_PATHS,
     GUEST_OPEN_FILES,
     INODES_PER_MB,
@@ -81,17 +80,6 @@ def _program_body(spec: ContainerSpec, program: OperatorProgram) -> JsonObject:
         **body, "Entrypoint": list(command), "Cmd": [], "User": PROGRAM_USER,
         "WorkingDir": WORKSPACE, "Env": env_before + own,
     }  # fmt: skip
-
-
-def relay_command(epoch: int) -> tuple[str, ...]:
-    """Return the command that connects an engine to the guest of a container that already runs. The
-    engine must run this command in the container. The command then passes data between its own
-    standard streams and the guest.
-
-    `epoch` is the number of the engine among the engines that the container's session has had.
-    """
-    config = {"wall": "relay", "import_paths": list(GUEST_IMPORT_PATHS), "epoch": epoch}
-    return (*GUEST_COMMAND, json.dumps(config, sort_keys=True))
 
 
 _TRUST_TMPFS = "rw,nosuid,nodev,noexec,size=1m,nr_inodes=8,mode={mode}"

@@ -192,8 +192,8 @@ class ContainerSettings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     engine: str = AUTO
-    """What runs the containers: `docker` or `direct`. `auto` is Docker if this user has it, and
-    otherwise `direct` if this host can run it.
+    """What runs the containers: `docker`, `direct` or `gvisor`. `auto` is Docker if this user has
+    it, and otherwise `direct` or else `gvisor`, if this host can run it.
     """
     images: LanguageImages = LanguageImages()
     runtime: str | None = Field(default=None, pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")

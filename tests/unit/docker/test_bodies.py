@@ -33,7 +33,8 @@ WHOLE: dict[str, Any] = {
     "Cmd": [
         ('{"disk_bytes": 0, "fsize_bytes": 134217728, "guest_bytes": 33554432, "import_paths": ["/opt/fumehood"], '
          '"is_watched": false, "lifetime_s": 4260.0, '
-        '"memory_bytes": 536870912, "nofile": 256, "processes": 64, "spares": 2, "wall": "container"}')
+        '"memory_bytes": 536870912, "nofile": 256, "processes": 64, "spares": 2, "wall": "container", '
+         '"watched_outside": []}')
     ],
     "Hostname": "sandbox",
     "User": "0:0",

@@ -178,7 +178,7 @@ class Supervisor:
         """Whether no control group limits the memory of the programs, so that this process
         watches it.
         """
-        self._watched = ["cpu_time", "memory"] if self._is_watched else []
+        self._watched = ["cpu_time", "memory"] if self._is_watched else config["watched_outside"]
         """The names of the limits that this process enforces by looking at them from time to time.
         The others are enforced by the operating system.
         """

@@ -6,6 +6,7 @@ memory class; all other values are fixed, derived or set by the operator.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -173,7 +174,19 @@ def guest_config(spec: ContainerSpec) -> JsonObject:
         "fsize_bytes": spec.writable_mb[WORKSPACE] * MB,
         "disk_bytes": spec.disk[1] * MB if spec.disk is not None else 0,
         "is_watched": False,
+        "watched_outside": [],
     }
+
+
+def relay_command(epoch: int) -> tuple[str, ...]:
+    """Return the command that connects an engine to the guest of a container that already runs. The
+    engine must run this command in the container. The command then passes data between its own
+    standard streams and the guest.
+
+    `epoch` is the number of the engine among the engines that the container's session has had.
+    """
+    config = {"wall": "relay", "import_paths": list(GUEST_IMPORT_PATHS), "epoch": epoch}
+    return (*GUEST_COMMAND, json.dumps(config, sort_keys=True))
 
 
 def labels_of(spec: ContainerSpec) -> dict[str, str]:

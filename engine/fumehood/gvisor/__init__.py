@@ -1,0 +1,1 @@
+"""The part gvisor: containers of gVisor that the launcher starts, without Docker."""
