@@ -6,13 +6,9 @@ The user has subordinate ids, and no control group. So the guest watches memory 
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import signal
 import subprocess
-import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +18,7 @@ from conftest import CLEAN_ENVIRONMENT, FUMEHOOD
 from fumehood.core.limits import MB
 from support import direct_as_user
 from support.direct import ready_direct_image
-from support.users import Installation, User, accounts, readable_installation
-from support.wait import wait_until
+from support.ordinary_user import Host, ordinary_user
 
 pytestmark = [
     pytest.mark.needs("direct"), pytest.mark.needs("subids"), pytest.mark.row("B13"),
@@ -183,63 +178,10 @@ CODES = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Host:
-    """An ordinary user who has an engine, and the user's home."""
-
-    user: User
-    installation: Installation
-    home: Path
-
-    def run(self, *command: str | Path, **variables: str) -> subprocess.CompletedProcess[str]:
-        environment = {
-            **self.installation.environment, "HOME": str(self.home), **variables,
-            "FUMEHOOD_CONTAINER__ENGINE": "direct", "PYTHONDONTWRITEBYTECODE": "1",
-        }  # fmt: skip
-        return subprocess.run(
-            command, **self.user.identity, env=environment, cwd="/", capture_output=True,
-            text=True, timeout=900, check=False,
-        )  # fmt: skip
-
-
 @pytest.fixture(scope="module")
 def host() -> Iterator[Host]:
-    place = Path(tempfile.mkdtemp(prefix="fh-user-", dir="/tmp"))
-    place.chmod(0o755)
-    try:
-        with accounts(f"fhs{os.getpid()}", [], {"own": []}) as (_, users):
-            user = users["own"]
-            first = 200_000_000 + os.getpid() % 10_000 * 65_536
-            ids = f"{first}-{first + 65_535}"
-            subprocess.run(
-                ["usermod", "--add-subuids", ids, "--add-subgids", ids, user.name],
-                check=True, timeout=600,
-            )  # fmt: skip
-            home = place / "home"
-            home.mkdir(mode=0o700)
-            os.chown(home, user.uid, user.gid)
-            installation = readable_installation(place / "engine")
-            yield Host(user, installation, home)
-            installation.close()
-            for pid, owner in owners().items():  # its launchers, which end only later
-                if owner == user.uid:
-                    os.kill(pid, signal.SIGKILL)
-            of_user = range(first, first + 65_536)
-            wait_until(lambda: not [pid for pid, owner in owners().items() if owner in of_user])
-            wait_until(lambda: user.uid not in owners().values())
-    finally:
-        shutil.rmtree(place)
-
-
-def owners() -> dict[int, int]:
-    """Process id → user id of all processes."""
-    found = {}
-    for path in Path("/proc").glob("[0-9]*"):
-        try:
-            found[int(path.name)] = path.stat().st_uid
-        except OSError:
-            continue
-    return found
+    with ordinary_user("direct", has_sub_ids=True) as host:
+        yield host
 
 
 @pytest.fixture(scope="module")

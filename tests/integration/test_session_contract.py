@@ -89,6 +89,7 @@ def anyio_backend() -> str:
         pytest.param("runc", marks=pytest.mark.needs("docker")),
         pytest.param("runsc", marks=pytest.mark.needs("docker", "runsc")),
         pytest.param("direct", marks=pytest.mark.needs("direct")),
+        pytest.param("gvisor", marks=pytest.mark.needs("direct", "runsc")),
         pytest.param("nodes", marks=pytest.mark.needs("docker")),
     ],
 )
@@ -99,9 +100,9 @@ async def containers(
     if request.param == "fake":
         yield None
         return
-    if request.param == "direct":
+    if request.param in ("direct", "gvisor"):
         ready_direct_image("python")
-        async with direct_wall() as made:
+        async with direct_wall(request.param) as made:
             yield made
         return
     image: Image = request.getfixturevalue("python_image")

@@ -15,6 +15,7 @@ from fumehood.core.identity import TrustDomain
 from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import Grade, Held, Limit, Limits, least_limits
 from fumehood.direct.runtime import new_direct
+from fumehood.gvisor.runtime import new_gvisor
 from fumehood.interpreter.wall import InterpreterWall
 from fumehood.sandbox.container.wall import ContainerWall
 from fumehood.sandbox.images.catalog import Image
@@ -118,6 +119,7 @@ def anyio_backend() -> str:
         pytest.param("runc", marks=pytest.mark.needs("docker")),
         pytest.param("runsc", marks=pytest.mark.needs("docker", "runsc")),
         pytest.param("direct", marks=pytest.mark.needs("direct")),
+        pytest.param("gvisor", marks=pytest.mark.needs("direct", "runsc")),
         pytest.param("nodes", marks=pytest.mark.needs("docker")),
         "fake",
         "documented",
@@ -142,9 +144,9 @@ async def case(
     elif request.param in ("runc", "runsc"):
         async with container_wall(request.getfixturevalue("python_image"), request.param) as wall:
             yield Case(wall, **PROGRAMS)
-    elif request.param == "direct":
+    elif request.param in ("direct", "gvisor"):
         ready_direct_image("python")
-        async with direct_wall() as wall:
+        async with direct_wall(request.param) as wall:
             yield Case(wall, **PROGRAMS)
     elif request.param == "nodes":
         request.getfixturevalue("python_image")
@@ -161,11 +163,16 @@ def container_wall(image: Image, runtime: str) -> ContainerWall:
     return ContainerWall(settings, DockerWith(image), identity)
 
 
-def direct_wall() -> ContainerWall:
+def direct_wall(engine: str) -> ContainerWall:
+    """The wall of one of the engines that need no Docker."""
     identity = EngineIdentity(secrets.token_hex(16), secrets.token_hex(16))
     images = LanguageImages(python="python", shell="python", javascript="python")
-    settings = ContainerSettings(pool_min=1, pool_max=3, memory_mb=128, images=images)
-    return ContainerWall(settings, new_direct(Path()), identity)
+    is_gvisor = engine == "gvisor"
+    settings = ContainerSettings(
+        pool_min=1, pool_max=3, memory_mb=128, images=images,
+        runtime="runsc" if is_gvisor else None,
+    )  # fmt: skip
+    return ContainerWall(settings, (new_gvisor if is_gvisor else new_direct)(Path()), identity)
 
 
 async def run(

@@ -1,7 +1,8 @@
 """A program that an ordinary user runs: one sandbox without Docker, and what happens in it.
 
 It is executed as a script, with a request as its argument: a JSON object with `image` (a file from
-which the image is loaded, or `host`) and `codes` (names and Python programs). It prints a JSON object.
+which the image is loaded, or `host`), `codes` (names and Python programs), and perhaps the `engine`.
+It prints a JSON object.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from fumehood.core.limits import MB, Grade, Limit, Limits
 from fumehood.direct.ask import ask_launcher, launcher_directory
 from fumehood.direct.runtime import Direct
 from fumehood.direct.store import open_store
+from fumehood.gvisor.runtime import STARTER, new_gvisor
 from fumehood.image_store.find import list_images
 from fumehood.images.build import build_image
 from fumehood.sandbox.container.container import Container
@@ -38,6 +40,9 @@ ENOUGH_S = 600.0
 
 READY_S = 300.0
 
+RUNTIME: str | None = None
+"""The OCI runtime of the containers."""
+
 
 def ask(do: str, **fields: Any) -> Any:
     return ask_launcher(launcher_directory(), {"do": do, **fields}, [], 60)
@@ -48,7 +53,7 @@ def spec_of(image: Any, **fields: Any) -> ContainerSpec:
     return ContainerSpec(
         name=name, image_id=image.id, image_name=image.name, engine_id=name, owner_id=name,
         memory_mb=128, cpus=1, lifetime_s=3600, deadline=int(time.time()) + 3600,
-        guest_mb=image.guest_mb, **fields,
+        guest_mb=image.guest_mb, runtime=RUNTIME, **fields,
     )  # fmt: skip
 
 
@@ -70,7 +75,9 @@ def state_of(pid: int) -> str:
 
 
 def states(first: int) -> dict[int, str]:
-    """Process id → state, of the processes in the sandbox with this first process."""
+    """Process id → state, of the processes in the sandbox with this first process. Those of gVisor
+    are not the host's.
+    """
     found = {}
     namespace = Path(f"/proc/{first}/ns/pid").readlink()
     for path in Path("/proc").glob("[0-9]*"):
@@ -80,6 +87,12 @@ def states(first: int) -> dict[int, str]:
         except OSError:
             continue
     return found
+
+
+async def started(direct: Direct, image: Any) -> Container:
+    return await Container.start(
+        direct, spec_of(image), required=frozenset(Limit), least=Grade.WATCHED, ready_s=READY_S
+    )
 
 
 async def lives_of(direct: Direct, image: Any) -> dict[str, Any]:
@@ -121,26 +134,32 @@ async def lives_of(direct: Direct, image: Any) -> dict[str, Any]:
 
 
 async def main(request: dict[str, Any]) -> dict[str, Any]:
-    store = open_store()
+    global RUNTIME
+    is_gvisor = request.get("engine") == "gvisor"
+    RUNTIME = "runsc" if is_gvisor else None
+    store = open_store(STARTER if is_gvisor else None)
     if request["image"] == "host":
         image = build_image(store, read_recipe("host"), lambda step: None).image
     else:
         with Path(request["image"]).open("rb") as file:  # noqa: ASYNC230 - nothing else runs
             store.load(file)
         (image,) = list_images(store, "python")
-    direct = Direct(launcher_directory(), store)
+    direct = new_gvisor(Path()) if is_gvisor else Direct(launcher_directory(), store)
     said: dict[str, Any] = {"ended": {}, "hello": ask("hello")}
-    spec = spec_of(image)
-    container = await Container.start(
-        direct, spec, required=frozenset(Limit), least=Grade.WATCHED, ready_s=READY_S
-    )
+    container = await started(direct, image)
     for name, code in request["codes"].items():
+        if container.is_dead:  # gVisor ends with its programs if they use too much memory
+            container = await started(direct, image)
         ended = await run(container, code, keep=False, cpu_s=CPU_S if name == "cpu" else ENOUGH_S)
         value = (ended.result or {}).get("value")
         said["ended"][name] = {
             "ended_by": ended.ended_by, "value": value, "hit": ended.limits_hit,
             "error": ended.claimed_error, "peak": ended.peak_memory_bytes,
         }  # fmt: skip
+        if container.is_dead:
+            await direct.remove(container.name)
+    if container.is_dead:
+        container = await started(direct, image)
     while not container.is_free:
         await anyio.sleep(0.01)
     shell = {"command": "cat; echo $((6 * 7))", "stdin": "given ", "files": []}
@@ -149,7 +168,7 @@ async def main(request: dict[str, Any]) -> dict[str, Any]:
     )
     said["shell"] = ended.stdout
     container.end("the test is over")
-    await direct.remove(spec.name)
+    await direct.remove(container.name)
     said["lives"] = await lives_of(direct, image)
     try:
         await Container.start(direct, spec_of(image), required=frozenset(Limit), ready_s=READY_S)

@@ -18,6 +18,7 @@ from fumehood.direct.host import why_unfit
 from fumehood.direct.runtime import Direct
 from fumehood.direct.store import open_store
 from fumehood.image_store.find import find_image
+from fumehood.sandbox.container.runtime import Unfit
 from fumehood.sandbox.container.spec import LABEL_ENGINE
 from fumehood.sandbox.wall import ImageMissing
 
@@ -25,13 +26,30 @@ from fumehood.sandbox.wall import ImageMissing
 def direct_targets(
     wall: str, made_of: Callable[[Target], Target], *, is_wanted: bool
 ) -> list[Target | WallCard]:
-    """Return the target of this host, or why it is missing. `wall` is its wall, and `made_of` makes
-    it from the container wall.
-
-    Direct sandboxes are optional: if the host cannot run them or has no image for them, this is a
-    fault only if `is_wanted` is True. If only the image `host` is built, it is attacked.
+    """Return the target of this host, or why it is missing. The arguments are those of
+    `targets_of_host`.
     """
-    unfit = why_unfit(None)
+    return targets_of_host(
+        DIRECT, wall, made_of, why_unfit(None), lambda image: direct_target(image=image),
+        is_wanted=is_wanted,
+    )  # fmt: skip
+
+
+def targets_of_host(
+    name: str,
+    wall: str,
+    made_of: Callable[[Target], Target],
+    unfit: Unfit | None,
+    target_of: Callable[[str], Target],
+    *,
+    is_wanted: bool,
+) -> list[Target | WallCard]:
+    """Return the target of this host with the name `name`, or why it is missing. `wall` is its
+    wall, and `made_of` makes it from the container wall with an image, which `target_of` returns.
+
+    It is optional: if the host is `unfit` for it or has no image for it, this is a fault only if
+    `is_wanted` is True. If only the image `host` is built, it is attacked.
+    """
     if unfit is not None:
         why, remedy = unfit.message, unfit.remedy
     else:
@@ -42,9 +60,9 @@ def direct_targets(
             except ImageMissing as missing:
                 why = why or missing.message
             else:
-                return [made_of(direct_target(image=image))]
+                return [made_of(target_of(image))]
     verdict = Verdict.UNTRIED if is_wanted else Verdict.ABSENT
-    return [WallCard(wall, DIRECT, verdict, why, remedy, 0.0, ())]
+    return [WallCard(wall, name, verdict, why, remedy, 0.0, ())]
 
 
 def direct_target(*, image: str = IMAGE, command: tuple[str, ...] | None = None) -> Target:

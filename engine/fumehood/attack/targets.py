@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from fumehood.sandbox.container.runtime import Runtime
 
 IN_CONTAINERS = ("container", "gateway")
-DIRECT = "direct"
-"""The runtime without Docker."""
+DIRECT, GVISOR = "direct", "gvisor"
+"""The runtimes without Docker."""
 
 WALLS = ("interpreter", "jail", *IN_CONTAINERS)
 OF_PARTS = frozenset(WALLS) - {"jail", "container"}
@@ -77,7 +77,7 @@ async def _in_containers(
     alone. `wall` is their wall, and `made_of` makes them from the container wall.
     """
     found: list[Target | WallCard] = []
-    if find_spec("fumehood.docker") and runtime != DIRECT:
+    if find_spec("fumehood.docker") and runtime not in (DIRECT, GVISOR):
         from fumehood.attack.containers import targets_in_docker
 
         found += await targets_in_docker(environment, runtime, wall, made_of)
@@ -85,6 +85,10 @@ async def _in_containers(
         from fumehood.attack.sandboxes import direct_targets
 
         found += direct_targets(wall, made_of, is_wanted=runtime == DIRECT)
+    if find_spec("fumehood.gvisor") and runtime in (None, GVISOR):
+        from fumehood.attack.own_kernels import gvisor_targets
+
+        found += gvisor_targets(wall, made_of, is_wanted=runtime == GVISOR)
     return found
 
 

@@ -563,7 +563,7 @@ for where, inner, names in os.walk('/'):
         twin="import os\nos.access('/usr/bin/python3', os.X_OK)",
         twin_gives=True,
         looks=(Look.LAYER,),
-        wall_s=10,
+        wall_s=60,  # an image of this host can have a hundred thousand files
     ),
     Attack(
         "write-outside-workspace", RIGHTS, Harm.INTERNAL_ESC,

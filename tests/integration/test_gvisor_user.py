@@ -1,0 +1,121 @@
+"""gVisor without Docker, for an ordinary user who has no subordinate ids and no control group.
+
+gVisor's own kernel has all user ids. The launcher watches the memory of the whole sandbox.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from integration.test_direct_user import FORKS_THAT_EAT
+from support import direct_as_user
+from support.ordinary_user import Host, ordinary_user
+
+pytestmark = [pytest.mark.needs("direct", "runsc"), pytest.mark.row("B13")]
+
+CODES = {
+    "children": FORKS_THAT_EAT.format(count=12, mb=40, s=30),
+    "children-twin": FORKS_THAT_EAT.format(count=6, mb=8, s=0.2),
+    "alone": "x = []\nwhile True: x.append(bytearray(1 << 20))",
+    "alone-twin": "len(bytearray(60 << 20))",
+    "files": "for d in ('/tmp/f', '/dev/shm/f', 'f'):\n"
+             "    try:\n        with open(d, 'wb') as f:\n            while True: f.write(bytes(1 << 20))\n"
+             "    except OSError: pass\nn = 1\nn",
+    "kernel": "import os\n[os.getuid(), os.uname().release, os.stat('/usr').st_uid]",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def host() -> Iterator[Host]:
+    with ordinary_user("gvisor", has_sub_ids=False) as host:
+        yield host
+
+
+@pytest.fixture(scope="module")
+def said(host: Host) -> dict[str, Any]:
+    """What the user's program has printed, after its sandbox has run all codes."""
+    script = host.home.parent / "driver.py"
+    shutil.copyfile(direct_as_user.__file__, script)
+    script.chmod(0o644)
+    request = json.dumps({"image": "host", "codes": CODES, "engine": "gvisor"})
+    done = host.run(str(host.installation.python), str(script), request)
+    assert done.returncode == 0, done.stderr
+    answer: dict[str, Any] = json.loads(done.stdout)
+    return answer
+
+
+def ended(said: dict[str, Any], name: str) -> tuple[str, Any]:
+    found = said["ended"][name]
+    return found["ended_by"], found["value"]
+
+
+def test_program_runs_on_another_kernel_where_the_hosts_root_is_nobody(
+    said: dict[str, Any],
+) -> None:
+    kind, (uid, release, owner) = ended(said, "kernel")
+    assert (kind, uid, release, owner) == ("ok", 10001, "4.4.0", 65534)
+    assert said["hello"]["ids"] is None
+
+
+def test_memory_of_the_whole_sandbox_is_watched(said: dict[str, Any]) -> None:
+    assert ended(said, "children")[0] == "memory"
+    assert ended(said, "children-twin")[0] == "ok"
+    assert ended(said, "alone")[0] == "memory"
+    assert ended(said, "alone-twin") == ("ok", 60 << 20)
+    assert ended(said, "files") == ("ok", 1)
+
+
+def test_session_outlives_its_launcher_and_its_engine(said: dict[str, Any]) -> None:
+    lives = said["lives"]
+    assert lives["counted"] == [1, 2, 3, 4]
+    assert lives["held"] is True
+    assert lives["kept_paused"] is True  # by the next launcher
+    assert lives["grade"] == "watched"
+    assert (lives["gone"], lives["left"]) == (True, [])
+
+
+def test_grade_is_refused_unless_the_operator_names_it(said: dict[str, Any]) -> None:
+    assert said["refused"] == (
+        "GradeTooLow: Containers on this host have the grade watched, not namespaces."
+    )
+
+
+def test_program_without_a_guest_is_refused(said: dict[str, Any]) -> None:
+    assert "watch the program's memory" in said["program"]
+
+
+def test_user_without_subordinate_ids_runs_no_direct_sandbox(host: Host) -> None:
+    code = "import fumehood.direct.host as h; print(h.why_unfit(None))"
+    done = host.run(str(host.installation.python), "-c", code)
+    assert "This user has no subordinate ids" in done.stdout, done.stderr
+
+
+@pytest.mark.usefixtures("said")
+def test_all_attacks_hold_and_the_grade_is_shown(host: Host) -> None:
+    command = [*host.installation.command, "doctor", "--attack", "--runtime", "gvisor", "--json"]
+    done = host.run(*command, "--wall", "container")
+    (card,) = json.loads(done.stdout)["walls"]
+    through = [line for line in card["attacks"] if line["verdict"] != "held"]
+    assert (through, card["why"], card["grade"]) == ([], "", "watched")
+    assert len(card["attacks"]) >= 72
+
+
+@pytest.mark.usefixtures("said")
+def test_doctor_names_the_grade_and_how_to_accept_it(host: Host) -> None:
+    def found(**variables: str) -> dict[str, Any]:
+        done = host.run(*host.installation.command, "doctor", "--json", **variables)
+        findings = {one["check"]: one for one in json.loads(done.stdout)}
+        result: dict[str, Any] = findings["gvisor"]
+        return result
+
+    refused = found()
+    assert refused["verdict"] == "warning"
+    assert 'set container.least_grade to "watched"' in refused["cure"]
+    accepted = found(FUMEHOOD_CONTAINER__LEAST_GRADE="watched")
+    assert accepted["verdict"] == "ok"
+    assert "the grade is watched" in accepted["found"]
