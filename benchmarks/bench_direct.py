@@ -36,6 +36,7 @@ from fumehood.sandbox.wall import NO_SINKS
 from support.direct import ready_direct_image
 
 DIRECT = {"FUMEHOOD_CONTAINER__ENGINE": "direct"}
+GVISOR = {"FUMEHOOD_CONTAINER__ENGINE": "gvisor"}
 IMAGE = "python-data"
 """The image of the default configuration."""
 
@@ -48,8 +49,17 @@ def direct_lines() -> Iterator[Line]:
     image = ready_direct_image(IMAGE)
     yield from asyncio.run(starts(image))
     yield asyncio.run(takeovers(image))
+    yield ratio_line("run_python warm, direct / Docker", 1.0, *warm_calls(DIRECT, {}))
+    times = warm_calls(GVISOR, {"FUMEHOOD_CONTAINER__RUNTIME": "runsc"})
+    yield ratio_line("run_python warm, gVisor / gVisor under Docker", 2.0, *times)
+    yield first_program()
+    yield idle_sandbox()
+
+
+def warm_calls(ours: dict[str, str], theirs: dict[str, str]) -> tuple[list[float], list[float]]:
+    """The seconds of calls to two daemons with these settings, in turns."""
     with ExitStack() as stack:
-        daemons = [stack.enter_context(run_daemon(DIRECT)), stack.enter_context(run_daemon())]
+        daemons = [stack.enter_context(run_daemon(settings)) for settings in (ours, theirs)]
         calls = [bare_client(daemon.socket, PATH, BODY) for daemon in daemons]
         times: tuple[list[float], list[float]] = ([], [])
         for call in calls:
@@ -58,9 +68,7 @@ def direct_lines() -> Iterator[Line]:
         for _ in range(ROUNDS):
             for call, taken in zip(calls, times, strict=True):
                 taken += [timed(lambda call=call: check(call())) for _ in range(CALLS_PER_ROUND)]
-    yield ratio_line("run_python warm, direct / Docker", 1.0, *times)
-    yield first_program()
-    yield idle_sandbox()
+    return times
 
 
 def ratio_line(what: str, most: float, ours: list[float], theirs: list[float]) -> Line:
