@@ -43,6 +43,9 @@ LAST_WORDS_BYTES = 1000
 START_PAUSE_S = 0.02
 """Seconds between two attempts to reach a launcher that starts."""
 
+RESET_PAUSES_S = (0.02, 0.1, 0.5)
+"""Seconds between the attempts to send a request, if the launcher is killed with it."""
+
 VARIABLE = "FUMEHOOD_LAUNCHER_DIRECTORY"
 """Environment variable: where the launcher's directory is, instead of `/run/fumehood`."""
 
@@ -74,10 +77,13 @@ def ask_launcher(
     body = json.dumps(request).encode()
     if len(body) > MAX_BYTES:
         raise OSError("the request is too long")
-    with suppress(ConnectionResetError, BrokenPipeError):
-        return _exchange(directory, body, descriptors, deadline_s)
-    # The launcher was killed with this request. The next one knows whether it was carried out, and
-    # refuses to do it a second time.
+    # If the launcher is killed with this request, the next one knows whether it was carried out,
+    # and refuses to do it a second time. A process that was about to become a sandbox can hold the
+    # socket of the killed launcher for a moment.
+    for pause in RESET_PAUSES_S:
+        with suppress(ConnectionResetError, BrokenPipeError):
+            return _exchange(directory, body, descriptors, deadline_s)
+        time.sleep(pause)
     return _exchange(directory, body, descriptors, deadline_s)
 
 

@@ -14,6 +14,7 @@ import fcntl
 import functools
 import os
 import pwd
+import shutil
 import subprocess
 from collections.abc import Callable
 
@@ -138,10 +139,12 @@ def enter_user_namespace() -> None:
 
 def _commands(pid: int, own: tuple[int, int]) -> list[list[str]]:
     """Return the commands that map a user's sub-ids into the user namespace of a process. Raises
-    NoIds.
+    NoIds if a program is missing, or the user has no sub-ids.
     """
     commands = []
     for (program, path), mine in zip(MAPPERS, own, strict=True):
+        if shutil.which(program, path=PATH) is None:
+            raise NoIds(f"{program} is missing")
         first, count = read_sub_ids(path, own[0])
         commands.append([program, str(pid), *map(str, (0, mine, 1, 1, first, count))])
     return commands

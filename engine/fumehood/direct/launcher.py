@@ -447,7 +447,8 @@ class Launcher:
             if entry.is_removed:
                 held = self._held[started.name]
                 held.is_removed = True
-                signal.pidfd_send_signal(held.process, signal.SIGKILL)
+                with contextlib.suppress(ProcessLookupError):
+                    signal.pidfd_send_signal(held.process, signal.SIGKILL)
 
         os.mkdir(folder, 0o700)
         self._write_down(started)
@@ -530,14 +531,22 @@ class Launcher:
         self._run(command, self._folder(held), descriptors, on_end)
 
     def _look_at(self, held: _Held) -> None:
-        """Kill a sandbox that uses more memory than it may."""
+        """Kill a sandbox that uses more memory than it may, or of which this is unknown."""
         started = held.sandbox
         if started.exit_code is not None or started.out_of_memory:
             return
-        if _module_of(started).memory_bytes(started.pid) > started.memory_bytes:
-            started.out_of_memory = True
-            with contextlib.suppress(ProcessLookupError):
-                signal.pidfd_send_signal(held.process, signal.SIGKILL)
+        try:
+            used = _module_of(started).memory_bytes(started.pid)
+            started.out_of_memory = used > started.memory_bytes
+        except OSError as error:
+            if _began(started.pid) != started.began or _has_ended(started.pid):
+                return
+            print(f"{started.name} is killed: {error}", file=sys.stderr, flush=True)
+        else:
+            if not started.out_of_memory:
+                return
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(held.process, signal.SIGKILL)
 
     def _reap_strays(self) -> None:
         """Reap the other processes of starters, which are this process's children."""
@@ -862,6 +871,15 @@ def _began(pid: int) -> int:
             return int(file.read().rpartition(")")[2].split()[19])
     except OSError:
         return 0
+
+
+def _has_ended(pid: int) -> bool:
+    """Return whether a process has ended, and only waits to be reaped."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as file:
+            return file.read().rpartition(")")[2].split()[0] in "ZX"
+    except OSError:
+        return True
 
 
 def _processes_of(first: int) -> list[int]:

@@ -9,9 +9,9 @@ environment and the arguments of the first process.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
-import stat
 from typing import Any
 
 from fumehood.direct.sandbox import PLACE
@@ -88,22 +88,20 @@ def last_words(folder: str) -> str:
 
 def memory_bytes(pid: int) -> int:
     """Return the memory in bytes that a sandbox uses: that of its programs and files, and that of
-    gVisor's own kernel. It is 0 if the sandbox has ended.
+    gVisor's own kernel.
+
+    Raises:
+        OSError: it is unknown, also if the sandbox has ended.
     """
-    try:
-        with open(f"/proc/{pid}/status", encoding="utf-8", errors="replace") as file:
-            shown = dict(line.split(":", 1) for line in file if ":" in line)
-        used = int(shown.get("RssAnon", "0 kB").split()[0]) * 1024
-        for name in os.listdir(f"/proc/{pid}/fd"):
-            path = f"/proc/{pid}/fd/{name}"
+    with open(f"/proc/{pid}/status", encoding="utf-8", errors="replace") as file:
+        shown = dict(line.split(":", 1) for line in file if ":" in line)
+    own = int(shown.get("RssAnon", "0 kB").split()[0]) * 1024
+    for name in os.listdir(f"/proc/{pid}/fd"):
+        path = f"/proc/{pid}/fd/{name}"
+        with contextlib.suppress(FileNotFoundError):  # it was closed meanwhile
             if os.readlink(path).startswith(MEMORY):
-                found = os.stat(path)
-                if stat.S_ISREG(found.st_mode):
-                    used += found.st_blocks * 512
-                    break
-    except (OSError, ValueError):
-        return 0
-    return used
+                return own + os.stat(path).st_blocks * 512
+    raise OSError("gVisor's memory is not found")
 
 
 def bundle_of(plan: dict[str, Any]) -> dict[str, Any]:
