@@ -26,6 +26,11 @@ CODES = {
     "files": "for d in ('/tmp/f', '/dev/shm/f', 'f'):\n"
              "    try:\n        with open(d, 'wb') as f:\n            while True: f.write(bytes(1 << 20))\n"
              "    except OSError: pass\nn = 1\nn",
+    "files-and-memory": "for d in ('/tmp/f', '/dev/shm/f', 'f'):\n"
+             "    try:\n        with open(d, 'wb') as f:\n            while True: f.write(bytes(1 << 20))\n"
+             "    except OSError: pass\n"
+             "import os, time\nfor _ in range(3):\n    if os.fork() == 0:\n"
+             "        b = b'x' * (40 << 20)\n        time.sleep(30)\n        os._exit(0)\ntime.sleep(30)",
     "kernel": "import os\n[os.getuid(), os.uname().release, os.stat('/usr').st_uid]",
 }  # fmt: skip
 
@@ -68,6 +73,7 @@ def test_memory_of_the_whole_sandbox_is_watched(said: dict[str, Any]) -> None:
     assert ended(said, "alone")[0] == "memory"
     assert ended(said, "alone-twin") == ("ok", 60 << 20)
     assert ended(said, "files") == ("ok", 1)
+    assert ended(said, "files-and-memory")[0] == "memory"
 
 
 def test_session_outlives_its_launcher_and_its_engine(said: dict[str, Any]) -> None:

@@ -106,6 +106,7 @@ class Sandboxes:
             one
             for one in sandboxes_of(self.launcher)
             if one["labels"].get(LABEL_ENGINE) == self.engine_id and one["is_running"]
+            if one["pid"]  # else it is being started
         ]
 
 

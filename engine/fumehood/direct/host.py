@@ -59,9 +59,17 @@ def _faults(oci_runtime: str | None) -> Iterator[Unfit]:
             f"The engine 'direct' knows no OCI runtime {oci_runtime!r}.",
             "Leave container.runtime out, or set container.engine to docker.",
         )
+    yield from kernel_faults()
+    if not ids.may_make_namespaces():
+        yield from namespace_faults()
+        yield from _id_faults()
+
+
+def kernel_faults() -> Iterator[Unfit]:
+    """Yield what this kernel lacks, for root also."""
     if sys.platform != "linux" or _kernel() < LEAST_KERNEL:
         yield Unfit(
-            "Direct sandboxes need Linux 5.14.",
+            "Sandboxes without Docker need Linux 5.14.",
             "Use a newer kernel, or set container.engine to docker.",
         )
     for name in ("user", "pid", "net", "mnt", "ipc", "uts", "cgroup"):
@@ -72,9 +80,6 @@ def _faults(oci_runtime: str | None) -> Iterator[Unfit]:
             "User namespaces are disabled on this host.",
             "Set the sysctl user.max_user_namespaces to a positive number.",
         )
-    if not ids.may_make_namespaces():
-        yield from namespace_faults()
-        yield from _id_faults()
 
 
 def _kernel() -> tuple[int, ...]:

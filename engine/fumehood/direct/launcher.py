@@ -30,6 +30,7 @@ import stat
 import struct
 import sys
 import time
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from types import MappingProxyType
@@ -60,6 +61,15 @@ WATCH_S = 0.1
 """Seconds between two looks at the memory of sandboxes that a starter started without a control
 group.
 """
+
+FOLDER_END = ".folder"
+"""How the name of the directory of a starter's sandbox ends."""
+
+COMMAND_S = 120.0
+"""Maximum seconds for a command of a starter. A busy host is slow."""
+
+KILL_ROUNDS = 50
+"""How often the processes of a sandbox are searched and killed."""
 
 SETTLE_S = 5.0
 """Seconds after the end of a starter's sandbox in which its other processes end."""
@@ -150,6 +160,8 @@ class _Held:
     is_removed: bool = False
     is_starting: bool = False
     """Whether a starter still starts it. It then has no process yet."""
+    command: int = 0
+    """The process id of the command that starts, freezes or thaws it now, or 0."""
 
 
 class Launcher:
@@ -173,6 +185,10 @@ class Launcher:
         """Descriptors of the processes that change layers, and of the commands of starters."""
         self._children: set[int] = set()
         """Ids of these processes."""
+        self._commands: dict[int, float] = {}
+        """Process id of each command of a starter → when it is killed."""
+        self._has_network = False
+        """Whether this process has a network namespace of its own."""
         self._settled_at = 0.0
         """When all processes of a starter's sandbox that has ended were reaped."""
         self._locks: dict[tuple[str, ...], list[int]] = {}
@@ -195,15 +211,16 @@ class Launcher:
         self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
         while True:
             watched = [held for held in self._held.values() if _is_looked_at(held)]
-            looks = watched or time.monotonic() < self._settled_at
+            looks = watched or self._commands or time.monotonic() < self._settled_at
             ready = self._selector.select(WATCH_S if looks else self._idle_s)
             if not ready and not looks and not self._runs_any():
                 self._groups.close()
                 return
             for key, _ in ready:
-                key.data()
+                _guarded(key.data)
             for held in watched:
-                self._look_at(held)
+                _guarded(functools.partial(self._look_at, held))
+            self._end_late_commands()
             self._reap_strays()
 
     def _runs_any(self) -> bool:
@@ -428,6 +445,7 @@ class Launcher:
 
         def on_end(code: int) -> None:
             entry.is_starting = False
+            entry.command = 0
             del self._held[started.name]
             try:
                 if code != 0:
@@ -436,7 +454,9 @@ class Launcher:
                 self._hold(started, entry.waiting)
                 self._groups.share(len(self._held))
             except Exception as error:
+                self._let_go(started.name)
                 started.group.kill()
+                _kill_named(started)
                 self._discard(started)
                 for waiting in entry.waiting:
                     _reply(waiting, {})
@@ -450,8 +470,8 @@ class Launcher:
                 with contextlib.suppress(ProcessLookupError):
                     signal.pidfd_send_signal(held.process, signal.SIGKILL)
 
-        os.mkdir(folder, 0o700)
         self._write_down(started)
+        os.mkdir(folder, 0o700)
         starter = _module_of(started)
         starter.prepare(plan, folder)
         self._give_away(folder)
@@ -462,7 +482,9 @@ class Launcher:
                 for path, tree in mounts.items()
             }
             command = starter.start_command(started.name)
-            self._run(command, folder, descriptors, on_end, trees, started.group.join)
+            entry.command = self._run(
+                command, folder, descriptors, on_end, trees, started.group.join
+            )
         self._held[started.name] = entry
 
     def _give_away(self, folder: str) -> None:
@@ -480,10 +502,12 @@ class Launcher:
         on_end: Callable[[int], None],
         trees: Mapping[str, int] = MappingProxyType({}),
         join_group: Callable[[], None] = lambda: None,
-    ) -> None:
+    ) -> int:
         """Run a command of a starter with these standard streams, and call `on_end` with its exit
-        code. It sees the sandbox's directory `folder` and the mounts `trees` below `sandbox.PLACE`.
+        code. Return its process id. It sees the sandbox's directory `folder` and the mounts `trees`
+        below `sandbox.PLACE`.
         """
+        self._enter_network()
         own = sandbox.clone_mount(folder, sandbox.ATTR_NOSUID | sandbox.ATTR_NODEV)
         try:
             with _as_pipes(streams) as pipes:
@@ -493,24 +517,89 @@ class Launcher:
                 )  # fmt: skip
         finally:
             os.close(own)
-        self._await(pid, lambda: on_end(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])))
+        self._commands[pid] = time.monotonic() + COMMAND_S
+
+        def ended() -> None:
+            del self._commands[pid]
+            on_end(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+
+        self._await(pid, ended)
+        return pid
+
+    def _enter_network(self) -> None:
+        """Enter a network namespace of our own, or that of an earlier launcher whose sandboxes
+        still run. Commands of runsc meet at sockets that are visible in the network namespace.
+        gVisor answers every user there.
+        """
+        if self._has_network:
+            return
+        for held in self._held.values():
+            started = held.sandbox
+            if started.starter is not None and started.pid and started.exit_code is None:
+                with contextlib.suppress(OSError):
+                    sandbox.join_network_of_sockets(started.pid)
+                    self._has_network = True
+                    return
+        sandbox.enter(sandbox.CLONE_NEWNET)
+        self._has_network = True
+
+    def _end_late_commands(self) -> None:
+        for pid, until in self._commands.items():
+            if time.monotonic() > until:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(pid, signal.SIGKILL)
 
     def _freeze_by_starter(self, held: Sandbox, connection: socket.socket, *, frozen: bool) -> None:
-        def on_end(code: int) -> None:
-            if code != 0:
-                _reply(connection, {"error": "the sandbox cannot be frozen", "kind": "failed"})
-                return
-            held.is_paused = frozen
-            with contextlib.suppress(OSError):
-                self._write_down(held)
-            _reply(connection, {})
-
+        """Freeze or thaw a sandbox. That it may be frozen is written down before, so that the next
+        launcher thaws it.
+        """
+        entry, starter = self._held[held.name], _module_of(held)
+        if entry.command:
+            raise Refused("failed", "the sandbox is being frozen or thawed")
         if held.is_paused == frozen:
             _reply(connection, {})
             return
-        command = _module_of(held).freeze_command(held.name, frozen=frozen)
-        with open(os.devnull, "r+b", 0) as null:
-            self._run(command, self._folder(held), [null.fileno()] * 3, on_end)
+        held.is_paused = True
+        self._write_down(held)
+        shown_r, shown_w = os.pipe()
+
+        def answer(*, has_succeeded: bool) -> None:
+            os.close(shown_r)
+            os.close(shown_w)
+            entry.command = 0
+            if self._held.get(held.name) is not entry or held.exit_code is not None:
+                _reply(connection, {"error": "the sandbox has ended", "kind": "conflict"})
+            elif not has_succeeded:
+                _reply(connection, {"error": "the sandbox cannot be frozen", "kind": "failed"})
+            else:
+                held.is_paused = frozen
+                with contextlib.suppress(OSError):
+                    self._write_down(held)
+                _reply(connection, {})
+
+        def on_end(code: int) -> None:
+            if code == 0 or frozen:
+                answer(has_succeeded=code == 0)
+            else:  # an earlier launcher may have thawed it
+                run(starter.state_command(held.name), on_shown)
+
+        def on_shown(code: int) -> None:
+            os.set_blocking(shown_r, False)
+            with contextlib.suppress(BlockingIOError):
+                answer(has_succeeded=starter.RUNNING in os.read(shown_r, MAX_BYTES))
+                return
+            answer(has_succeeded=False)
+
+        def run(command: list[str], then: Callable[[int], None]) -> None:
+            with open(os.devnull, "rb", 0) as null:
+                streams = [null.fileno(), shown_w, shown_w]
+                entry.command = self._run(command, self._folder(held), streams, then)
+
+        with contextlib.ExitStack() as undo:
+            undo.callback(os.close, shown_r)
+            undo.callback(os.close, shown_w)
+            run(starter.freeze_command(held.name, frozen=frozen), on_end)
+            undo.pop_all()
 
     def _enter(
         self,
@@ -528,7 +617,7 @@ class Launcher:
             _reply(connection, failed if code != 0 else {})
 
         command = _module_of(held).enter_command(held.name, wanted)
-        self._run(command, self._folder(held), descriptors, on_end)
+        self._run(command, self._folder(held), descriptors, on_end, join_group=held.group.join)
 
     def _look_at(self, held: _Held) -> None:
         """Kill a sandbox that uses more memory than it may, or of which this is unknown."""
@@ -538,7 +627,7 @@ class Launcher:
         try:
             used = _module_of(started).memory_bytes(started.pid)
             started.out_of_memory = used > started.memory_bytes
-        except OSError as error:
+        except Exception as error:
             if _began(started.pid) != started.began or _has_ended(started.pid):
                 return
             print(f"{started.name} is killed: {error}", file=sys.stderr, flush=True)
@@ -558,7 +647,7 @@ class Launcher:
 
     def _folder(self, held: Sandbox) -> str:
         """Return the directory of a sandbox that a starter started."""
-        return f"{self._directory}/{held.name}.folder"
+        return f"{self._directory}/{held.name}{FOLDER_END}"
 
     def _remove_folder(self, held: Sandbox) -> None:
         if held.starter is not None:
@@ -676,6 +765,8 @@ class Launcher:
         held.is_removed = True
         if held.is_starting:
             held.waiting.append(connection)
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(held.command, signal.SIGKILL)
             return None
         if held.sandbox.exit_code is not None:
             self._forget(held)
@@ -696,7 +787,9 @@ class Launcher:
         self._held[held.name] = entry
 
     def _ended(self, held: _Held) -> None:
-        """Note how a sandbox has ended. Its first process is the last one that ends."""
+        """Note how a sandbox has ended. Its first process is the last one that ends, unless a
+        starter started it.
+        """
         self._selector.unregister(held.process)
         os.close(held.process)
         code = UNKNOWN_STATUS
@@ -705,9 +798,10 @@ class Launcher:
         held.sandbox.exit_code = code if code >= 0 else 128 - code
         if held.sandbox.group.ran_out_of_memory():
             held.sandbox.out_of_memory = True
-        held.sandbox.group.remove()
         if held.sandbox.starter is not None:
+            held.sandbox.group.kill()  # its other processes may end later
             self._settled_at = time.monotonic() + SETTLE_S
+        held.sandbox.group.remove()
         held.sandbox.is_paused = False
         with contextlib.suppress(OSError):  # the next launcher then says that it is unknown
             self._write_down(held.sandbox)
@@ -732,7 +826,8 @@ class Launcher:
 
     def _adopt(self) -> None:
         """Hold the sandboxes of a launcher that was killed, and remove what else it has left."""
-        for name in os.listdir(self._directory):
+        names = os.listdir(self._directory)
+        for name in names:
             path = f"{self._directory}/{name}"
             if name.endswith(".json.new"):
                 with contextlib.suppress(OSError):
@@ -743,6 +838,8 @@ class Launcher:
                 except Exception:
                     with contextlib.suppress(OSError):
                         os.unlink(path)
+            elif name.endswith(FOLDER_END) and f"{name[: -len(FOLDER_END)]}.json" not in names:
+                shutil.rmtree(path, ignore_errors=True)
         self._groups.sweep(set(self._held))
 
     def _adopt_one(self, path: str) -> None:
@@ -757,10 +854,10 @@ class Launcher:
             if _began(held.pid) == held.began:  # looked at only now: the descriptor cannot change
                 return
             self._let_go(held.name)
-        # Without a process, its starter was still starting it. What that makes ends with its
-        # streams, whose other ends the engine has closed.
         if held.exit_code is None:
             held.exit_code = UNKNOWN_STATUS
+            if held.starter is not None:
+                _kill_named(held)  # if it was still starting, it has no process yet
         self._remove_folder(held)
         held.group.kill()
         held.group.remove()
@@ -776,13 +873,14 @@ class Launcher:
 
 @contextlib.contextmanager
 def _as_pipes(descriptors: Sequence[int]) -> Iterator[list[int]]:
-    """Provide the descriptors of standard streams, with an empty pipe instead of a device. As root,
+    """Provide the descriptors of standard streams, with an empty pipe instead of a file. As root,
     runsc gives the files of standard streams to another user, which must not happen to /dev/null.
     """
     with contextlib.ExitStack() as undo:
         found = []
         for descriptor in descriptors:
-            if stat.S_ISCHR(os.fstat(descriptor).st_mode):
+            mode = os.fstat(descriptor).st_mode
+            if not (stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)):
                 descriptor, writable = os.pipe()
                 os.close(writable)
                 undo.callback(os.close, descriptor)
@@ -793,6 +891,38 @@ def _as_pipes(descriptors: Sequence[int]) -> Iterator[list[int]]:
 def _module_of(held: Sandbox) -> Any:
     assert held.starter is not None
     return importlib.import_module(held.starter)
+
+
+def _guarded(work: Callable[[], object]) -> None:
+    """Do something that must not end the launcher."""
+    try:
+        work()
+    except Exception:
+        traceback.print_exc()
+
+
+def _kill_named(held: Sandbox) -> None:
+    """Kill the processes that start or run a sandbox of a starter, by their command lines. The
+    first ones may start others meanwhile.
+    """
+    is_of = _module_of(held).is_of
+    for _ in range(KILL_ROUNDS):
+        found = [pid for pid in map(int, filter(str.isdigit, os.listdir("/proc")))
+                 if is_of(_command_line(pid), held.name)]  # fmt: skip
+        if not found:
+            return
+        for pid in found:
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.01)
+
+
+def _command_line(pid: int) -> list[str]:
+    try:
+        with open(f"/proc/{pid}/cmdline", encoding="utf-8", errors="replace") as file:
+            return file.read().split("\0")[:-1]
+    except OSError:
+        return []
 
 
 def _is_looked_at(held: _Held) -> bool:

@@ -50,6 +50,8 @@ _OPEN_TREE_CLONE, _AT_RECURSIVE, _AT_EMPTY_PATH, _MOVE_FROM_DESCRIPTOR = 1, 0x80
 _AT_FDCWD = -100
 """The system calls for mounts, whose numbers are the same on all architectures, and their flags."""
 
+_PIDFD_GETFD, _SIOCGSKNS = 438, 0x894C
+
 DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
 """The devices below /dev in a sandbox."""
 
@@ -131,6 +133,35 @@ def join(process: int, namespaces: int) -> None:
     OSError.
     """
     _checked(_libc.setns(process, namespaces), "setns")
+
+
+def join_network_of_sockets(pid: int) -> None:
+    """Move this process into the network namespace in which the sockets of a process were made, if
+    it is not the one in which that process is. *Source*: pidfd_getfd(2), <linux/sockios.h>.
+
+    Raises:
+        OSError: no such socket is found.
+    """
+    process = os.pidfd_open(pid)
+    try:
+        own = os.stat(f"/proc/{pid}/ns/net").st_ino
+        for name in os.listdir(f"/proc/{pid}/fd"):
+            with contextlib.suppress(OSError):
+                if not os.readlink(f"/proc/{pid}/fd/{name}").startswith("socket:"):
+                    continue
+                end = _syscall(_PIDFD_GETFD, process, int(name), 0)
+                try:
+                    network = fcntl.ioctl(end, _SIOCGSKNS)
+                finally:
+                    os.close(end)
+                try:
+                    if os.fstat(network).st_ino != own:
+                        return join(network, CLONE_NEWNET)
+                finally:
+                    os.close(network)
+    finally:
+        os.close(process)
+    raise OSError("the network namespace of a sandbox is not found")
 
 
 def _syscall(number: int, *arguments: int | bytes) -> int:
@@ -228,7 +259,7 @@ def run_apart(
                 os.setresgid(0, 0, 0)
                 os.setgroups([])
                 os.setresuid(0, 0, 0)
-            mount("none", "/", None, MS_REC | MS_PRIVATE)
+            mount("none", "/", None, MS_REC | MS_SLAVE)  # what the host unmounts disappears here
             mount("tmpfs", PLACE, "tmpfs", MS_NOSUID | MS_NODEV, "size=64k,nr_inodes=16,mode=700")
             for name, tree in trees.items():
                 path = f"{PLACE}/{name}"

@@ -8,11 +8,10 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterator
 
 from fumehood.direct import ids
-from fumehood.direct.host import namespace_faults
+from fumehood.direct.host import kernel_faults, namespace_faults
 from fumehood.direct.sandbox import PATH
 from fumehood.gvisor.starter import PROGRAM
 from fumehood.sandbox.container.runtime import Unfit
@@ -36,8 +35,7 @@ def _faults(oci_runtime: str | None) -> Iterator[Unfit]:
             f"The engine 'gvisor' knows no OCI runtime {oci_runtime!r}.",
             "Leave container.runtime out, or set container.engine to docker.",
         )
-    if sys.platform != "linux":
-        yield Unfit("gVisor needs Linux.", "Run the engine on Linux.")
+    yield from kernel_faults()
     if shutil.which(PROGRAM, path=PATH) is None:
         yield Unfit("The program runsc is missing.", "apt-get install runsc")
     if not ids.may_make_namespaces():

@@ -40,6 +40,9 @@ MEMORY = "/memfd:runsc-memory"
 gVisor, runsc/boot/loader.go, createMemoryFile.
 """
 
+RUNNING = b'"status": "running"'
+"""What the state of a sandbox contains that is not frozen."""
+
 CAPABILITIES = {5: "CAP_KILL", 6: "CAP_SETGID", 7: "CAP_SETUID", 8: "CAP_SETPCAP"}
 """*Source*: <linux/capability.h>."""
 
@@ -63,6 +66,13 @@ def start_command(name: str) -> list[str]:
 def freeze_command(name: str, *, frozen: bool) -> list[str]:
     """Return the command that freezes or thaws a sandbox."""
     return [*RUNSC, "pause" if frozen else "resume", name]
+
+
+def state_command(name: str) -> list[str]:
+    """Return the command that prints the state of a sandbox. It contains `RUNNING` if the sandbox
+    is not frozen.
+    """
+    return [*RUNSC, "state", name]
 
 
 def enter_command(name: str, command: list[str]) -> list[str]:
@@ -95,13 +105,22 @@ def memory_bytes(pid: int) -> int:
     """
     with open(f"/proc/{pid}/status", encoding="utf-8", errors="replace") as file:
         shown = dict(line.split(":", 1) for line in file if ":" in line)
-    own = int(shown.get("RssAnon", "0 kB").split()[0]) * 1024
+    own = sum(int(shown.get(name, "0 kB").split()[0]) for name in ("RssAnon", "VmSwap", "VmPTE"))
+    files = {}
     for name in os.listdir(f"/proc/{pid}/fd"):
         path = f"/proc/{pid}/fd/{name}"
         with contextlib.suppress(FileNotFoundError):  # it was closed meanwhile
             if os.readlink(path).startswith(MEMORY):
-                return own + os.stat(path).st_blocks * 512
-    raise OSError("gVisor's memory is not found")
+                found = os.stat(path)
+                files[found.st_ino] = found.st_blocks * 512
+    if not files:
+        raise OSError("gVisor's memory is not found")
+    return own * 1024 + sum(files.values())
+
+
+def is_of(command: list[str], name: str) -> bool:
+    """Return whether a process with this command line starts or runs the sandbox `name`."""
+    return command[-1:] == [name] and f"--root={FOLDER}/{STATE}" in command
 
 
 def bundle_of(plan: dict[str, Any]) -> dict[str, Any]:
