@@ -187,8 +187,8 @@ class Launcher:
         """Ids of these processes."""
         self._commands: dict[int, float] = {}
         """Process id of each command of a starter → when it is killed."""
-        self._has_network = False
-        """Whether this process has a network namespace of its own."""
+        self._has_netns = False
+        """Whether this process has left the host's netns."""
         self._settled_at = 0.0
         """When all processes of a starter's sandbox that has ended were reaped."""
         self._locks: dict[tuple[str, ...], list[int]] = {}
@@ -507,7 +507,7 @@ class Launcher:
         code. Return its process id. It sees the sandbox's directory `folder` and the mounts `trees`
         below `sandbox.PLACE`.
         """
-        self._enter_network()
+        self._enter_netns()
         own = sandbox.clone_mount(folder, sandbox.ATTR_NOSUID | sandbox.ATTR_NODEV)
         try:
             with _as_pipes(streams) as pipes:
@@ -526,22 +526,22 @@ class Launcher:
         self._await(pid, ended)
         return pid
 
-    def _enter_network(self) -> None:
+    def _enter_netns(self) -> None:
         """Enter a network namespace of our own, or that of an earlier launcher whose sandboxes
-        still run. Commands of runsc meet at sockets that are visible in the network namespace.
-        gVisor answers every user there.
+        still run. In the host's, every user could reach the sockets at which commands of runsc and
+        gVisor meet, and gVisor answers every user.
         """
-        if self._has_network:
+        if self._has_netns:
             return
         for held in self._held.values():
             started = held.sandbox
             if started.starter is not None and started.pid and started.exit_code is None:
                 with contextlib.suppress(OSError):
-                    sandbox.join_network_of_sockets(started.pid)
-                    self._has_network = True
+                    sandbox.join_netns_of_sockets(started.pid)
+                    self._has_netns = True
                     return
         sandbox.enter(sandbox.CLONE_NEWNET)
-        self._has_network = True
+        self._has_netns = True
 
     def _end_late_commands(self) -> None:
         for pid, until in self._commands.items():

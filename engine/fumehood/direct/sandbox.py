@@ -135,7 +135,7 @@ def join(process: int, namespaces: int) -> None:
     _checked(_libc.setns(process, namespaces), "setns")
 
 
-def join_network_of_sockets(pid: int) -> None:
+def join_netns_of_sockets(pid: int) -> None:
     """Move this process into the network namespace in which the sockets of a process were made, if
     it is not the one in which that process is. *Source*: pidfd_getfd(2), <linux/sockios.h>.
 
@@ -151,17 +151,17 @@ def join_network_of_sockets(pid: int) -> None:
                     continue
                 end = _syscall(_PIDFD_GETFD, process, int(name), 0)
                 try:
-                    network = fcntl.ioctl(end, _SIOCGSKNS)
+                    netns = fcntl.ioctl(end, _SIOCGSKNS)
                 finally:
                     os.close(end)
                 try:
-                    if os.fstat(network).st_ino != own:
-                        return join(network, CLONE_NEWNET)
+                    if os.fstat(netns).st_ino != own:
+                        return join(netns, CLONE_NEWNET)
                 finally:
-                    os.close(network)
+                    os.close(netns)
     finally:
         os.close(process)
-    raise OSError("the network namespace of a sandbox is not found")
+    raise OSError("the netns of a sandbox is not found")
 
 
 def _syscall(number: int, *arguments: int | bytes) -> int:
