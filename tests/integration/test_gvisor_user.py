@@ -48,10 +48,14 @@ def host() -> Iterator[Host]:
 @pytest.fixture(scope="module")
 def said(host: Host) -> dict[str, Any]:
     """What the user's program has printed, after its sandbox has run all codes."""
+    return driven(host, CODES)
+
+
+def driven(host: Host, codes: dict[str, str]) -> dict[str, Any]:
     script = host.home.parent / "driver.py"
     shutil.copyfile(direct_as_user.__file__, script)
     script.chmod(0o644)
-    request = json.dumps({"image": "host", "codes": CODES, "engine": "gvisor"})
+    request = json.dumps({"image": "host", "codes": codes, "engine": "gvisor"})
     done = host.run(str(host.installation.python), str(script), request)
     assert done.returncode == 0, done.stderr
     answer: dict[str, Any] = json.loads(done.stdout)
@@ -130,3 +134,17 @@ def test_doctor_names_the_grade_and_how_to_accept_it(host: Host) -> None:
     accepted = found(FUMEHOOD_CONTAINER__LEAST_GRADE="watched")
     assert accepted["verdict"] == "ok"
     assert "the grade is watched" in accepted["found"]
+
+
+@pytest.mark.needs("subids")
+def test_with_subordinate_ids_gvisor_itself_is_nobody_on_the_host() -> None:
+    with ordinary_user("gvisor", has_sub_ids=True) as host:
+        said = driven(host, {"kernel": CODES["kernel"]})
+        assert ended(said, "kernel") == ("ok", [10001, "4.4.0", 65534])
+        first, _ = said["hello"]["ids"]
+        assert first > 0
+        lives = said["lives"]
+        assert (lives["counted"], lives["held"], lives["left"]) == ([1, 2, 3, 4], True, [])
+        lines = lives["status"].splitlines()
+        (users,) = ({*line.split()[1:]} for line in lines if line.startswith("Uid:"))
+        assert users.isdisjoint({"0", str(host.user.uid)})

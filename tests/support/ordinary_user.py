@@ -42,7 +42,7 @@ def ordinary_user(engine: str, *, has_sub_ids: bool) -> Iterator[Host]:
     place = Path(tempfile.mkdtemp(prefix="fh-user-", dir="/tmp"))
     place.chmod(0o755)
     try:
-        with accounts(f"fh{engine[0]}{os.getpid()}", [], {"own": []}) as (_, users):
+        with accounts(f"fh{engine[0]}{has_sub_ids:d}{os.getpid()}", [], {"own": []}) as (_, users):
             user = users["own"]
             first = 200_000_000 + os.getpid() % 10_000 * 65_536
             ids = f"{first}-{first + 65_535}"

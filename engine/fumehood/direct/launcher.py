@@ -314,6 +314,8 @@ class Launcher:
         self, held: Sandbox, connection: socket.socket, *, frozen: bool
     ) -> dict[str, Any] | None:
         if held.starter is not None:
+            if not held.is_paused and not frozen:
+                return {}
             self._freeze_by_starter(held, connection, frozen=frozen)
             return None
         if held.group.version == cgroups.NONE:
@@ -396,6 +398,8 @@ class Launcher:
             group.kill()
             if pid:
                 os.waitpid(pid, 0)
+            elif starter is not None:
+                _kill_named(started)
             self._discard(started)
             if isinstance(error, sandbox.NotStarted):
                 raise Refused("failed", str(error)) from None
@@ -517,13 +521,18 @@ class Launcher:
                 )  # fmt: skip
         finally:
             os.close(own)
-        self._commands[pid] = time.monotonic() + COMMAND_S
 
         def ended() -> None:
             del self._commands[pid]
             on_end(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
 
-        self._await(pid, ended)
+        try:
+            self._await(pid, ended)
+        except BaseException:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            raise
+        self._commands[pid] = time.monotonic() + COMMAND_S
         return pid
 
     def _enter_netns(self) -> None:
@@ -536,11 +545,10 @@ class Launcher:
         for held in self._held.values():
             started = held.sandbox
             if started.starter is not None and started.pid and started.exit_code is None:
-                with contextlib.suppress(OSError):
-                    sandbox.join_netns_of_sockets(started.pid)
-                    self._has_netns = True
-                    return
-        sandbox.enter(sandbox.CLONE_NEWNET)
+                sandbox.join_netns_of_sockets(started.pid, held.process)
+                break
+        else:
+            sandbox.enter(sandbox.CLONE_NEWNET)
         self._has_netns = True
 
     def _end_late_commands(self) -> None:
@@ -556,9 +564,6 @@ class Launcher:
         entry, starter = self._held[held.name], _module_of(held)
         if entry.command:
             raise Refused("failed", "the sandbox is being frozen or thawed")
-        if held.is_paused == frozen:
-            _reply(connection, {})
-            return
         held.is_paused = True
         self._write_down(held)
         shown_r, shown_w = os.pipe()
@@ -578,17 +583,20 @@ class Launcher:
                 _reply(connection, {})
 
         def on_end(code: int) -> None:
-            if code == 0 or frozen:
-                answer(has_succeeded=code == 0)
-            else:  # an earlier launcher may have thawed it
+            if code == 0:
+                answer(has_succeeded=True)
+                return
+            try:  # it may be in this state already
                 run(starter.state_command(held.name), on_shown)
+            except Exception:
+                answer(has_succeeded=False)
 
         def on_shown(code: int) -> None:
             os.set_blocking(shown_r, False)
+            said = b""
             with contextlib.suppress(BlockingIOError):
-                answer(has_succeeded=starter.RUNNING in os.read(shown_r, MAX_BYTES))
-                return
-            answer(has_succeeded=False)
+                said = os.read(shown_r, MAX_BYTES)
+            answer(has_succeeded=(starter.PAUSED if frozen else starter.RUNNING) in said)
 
         def run(command: list[str], then: Callable[[int], None]) -> None:
             with open(os.devnull, "rb", 0) as null:
@@ -630,12 +638,14 @@ class Launcher:
         except Exception as error:
             if _began(started.pid) != started.began or _has_ended(started.pid):
                 return
-            print(f"{started.name} is killed: {error}", file=sys.stderr, flush=True)
+            why = str(error)
         else:
             if not started.out_of_memory:
                 return
+            why = "it uses too much memory"
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(held.process, signal.SIGKILL)
+        print(f"{started.name} was killed: {why}", file=sys.stderr, flush=True)
 
     def _reap_strays(self) -> None:
         """Reap the other processes of starters, which are this process's children."""
@@ -746,8 +756,6 @@ class Launcher:
     def _await(self, child: int, on_end: Callable[[], object]) -> None:
         """Call `on_end`, which reaps the process `child`, when it has ended."""
         process = os.pidfd_open(child)
-        self._workers.add(process)
-        self._children.add(child)
 
         def ended() -> None:
             self._selector.unregister(process)
@@ -756,7 +764,13 @@ class Launcher:
             os.close(process)
             on_end()
 
-        self._selector.register(process, selectors.EVENT_READ, ended)
+        try:
+            self._selector.register(process, selectors.EVENT_READ, ended)
+        except BaseException:
+            os.close(process)
+            raise
+        self._workers.add(process)
+        self._children.add(child)
 
     def _remove(self, name: str, connection: socket.socket) -> dict[str, Any] | None:
         held = self._held.get(name)
@@ -898,23 +912,28 @@ def _guarded(work: Callable[[], object]) -> None:
     try:
         work()
     except Exception:
-        traceback.print_exc()
+        with contextlib.suppress(OSError):  # the log cannot be written
+            traceback.print_exc()
 
 
 def _kill_named(held: Sandbox) -> None:
     """Kill the processes that start or run a sandbox of a starter, by their command lines. The
     first ones may start others meanwhile.
     """
-    is_of = _module_of(held).is_of
     for _ in range(KILL_ROUNDS):
-        found = [pid for pid in map(int, filter(str.isdigit, os.listdir("/proc")))
-                 if is_of(_command_line(pid), held.name)]  # fmt: skip
+        found = _named(_module_of(held), held.name)
         if not found:
             return
         for pid in found:
             with contextlib.suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
         time.sleep(0.01)
+
+
+def _named(starter: Any, name: str) -> list[int]:
+    """Return the ids of the processes that start or run a starter's sandbox with this name."""
+    pids = map(int, filter(str.isdigit, os.listdir("/proc")))
+    return [pid for pid in pids if starter.is_of(_command_line(pid), name)]
 
 
 def _command_line(pid: int) -> list[str]:
@@ -1075,12 +1094,18 @@ def _enter_user_namespace(directory: str) -> None:
     """
     for name in os.listdir(directory):
         if name.endswith(".json"):
-            with contextlib.suppress(OSError, ValueError, KeyError):
+            with contextlib.suppress(OSError, ValueError, KeyError, ImportError):
                 with open(f"{directory}/{name}", encoding="utf-8") as opened:
                     found = json.load(opened)
-                if found["exit_code"] is None and _began(found["pid"]) == found["began"]:
+                if found["exit_code"] is not None:
+                    continue
+                if found["pid"] and _began(found["pid"]) == found["began"]:
                     ids.join_user_namespace(found["pid"])
                     return
+                if found["starter"]:  # it was being started
+                    for pid in _named(importlib.import_module(found["starter"]), found["name"]):
+                        ids.join_user_namespace(pid)
+                        return
     ids.enter_user_namespace()
 
 

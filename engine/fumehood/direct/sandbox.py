@@ -50,7 +50,7 @@ _OPEN_TREE_CLONE, _AT_RECURSIVE, _AT_EMPTY_PATH, _MOVE_FROM_DESCRIPTOR = 1, 0x80
 _AT_FDCWD = -100
 """The system calls for mounts, whose numbers are the same on all architectures, and their flags."""
 
-_PIDFD_GETFD, _SIOCGSKNS = 438, 0x894C
+_PIDFD_GETFD, _SIOCGSKNS, _NS_GET_USERNS = 438, 0x894C, 0xB701
 
 DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
 """The devices below /dev in a sandbox."""
@@ -135,32 +135,28 @@ def join(process: int, namespaces: int) -> None:
     _checked(_libc.setns(process, namespaces), "setns")
 
 
-def join_netns_of_sockets(pid: int) -> None:
-    """Move this process into the network namespace in which the sockets of a process were made, if
-    it is not the one in which that process is. *Source*: pidfd_getfd(2), <linux/sockios.h>.
+def join_netns_of_sockets(pid: int, process: int) -> None:
+    """Move this process into the network namespace in which the first sockets of a process were
+    made. `pid` is its id, and `process` a descriptor of it. It must belong to our user namespace,
+    and be neither ours nor the one in which that process is. *Source*: pidfd_getfd(2), ioctl_ns(2).
 
     Raises:
-        OSError: no such socket is found.
+        OSError: no such namespace is found.
     """
-    process = os.pidfd_open(pid)
-    try:
-        own = os.stat(f"/proc/{pid}/ns/net").st_ino
-        for name in os.listdir(f"/proc/{pid}/fd"):
-            with contextlib.suppress(OSError):
-                if not os.readlink(f"/proc/{pid}/fd/{name}").startswith("socket:"):
-                    continue
-                end = _syscall(_PIDFD_GETFD, process, int(name), 0)
-                try:
-                    netns = fcntl.ioctl(end, _SIOCGSKNS)
-                finally:
-                    os.close(end)
-                try:
-                    if os.fstat(netns).st_ino != own:
-                        return join(netns, CLONE_NEWNET)
-                finally:
-                    os.close(netns)
-    finally:
-        os.close(process)
+    known = {os.stat(f"/proc/{one}/ns/net").st_ino for one in ("self", pid)}
+    user = os.stat("/proc/self/ns/user").st_ino
+    for name in sorted(map(int, os.listdir(f"/proc/{pid}/fd"))):
+        with contextlib.ExitStack() as undo, contextlib.suppress(OSError):
+            if not os.readlink(f"/proc/{pid}/fd/{name}").startswith("socket:"):
+                continue
+            end = _syscall(_PIDFD_GETFD, process, name, 0)
+            undo.callback(os.close, end)
+            netns = fcntl.ioctl(end, _SIOCGSKNS)
+            undo.callback(os.close, netns)
+            owner = fcntl.ioctl(netns, _NS_GET_USERNS)
+            undo.callback(os.close, owner)
+            if os.fstat(netns).st_ino not in known and os.fstat(owner).st_ino == user:
+                return join(netns, CLONE_NEWNET)
     raise OSError("the netns of a sandbox is not found")
 
 

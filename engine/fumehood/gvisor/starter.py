@@ -40,8 +40,8 @@ MEMORY = "/memfd:runsc-memory"
 gVisor, runsc/boot/loader.go, createMemoryFile.
 """
 
-RUNNING = b'"status": "running"'
-"""What the state of a sandbox contains that is not frozen."""
+RUNNING, PAUSED = b'"status": "running"', b'"status": "paused"'
+"""What the state of a sandbox contains that is not frozen, or is."""
 
 CAPABILITIES = {5: "CAP_KILL", 6: "CAP_SETGID", 7: "CAP_SETUID", 8: "CAP_SETPCAP"}
 """*Source*: <linux/capability.h>."""
@@ -69,9 +69,7 @@ def freeze_command(name: str, *, frozen: bool) -> list[str]:
 
 
 def state_command(name: str) -> list[str]:
-    """Return the command that prints the state of a sandbox. It contains `RUNNING` if the sandbox
-    is not frozen.
-    """
+    """Return the command that prints the state of a sandbox. It contains `RUNNING` or `PAUSED`."""
     return [*RUNSC, "state", name]
 
 
