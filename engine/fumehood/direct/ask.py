@@ -112,9 +112,10 @@ def _connected(directory: Path) -> socket.socket:
         raise PermissionError("another user can change the launcher's directory")
     with suppress(ConnectionRefusedError, FileNotFoundError):
         return _connect(directory)
-    _start(directory)
     until = time.monotonic() + START_S
-    while time.monotonic() < until:  # another process may have started the one that will serve
+    while time.monotonic() < until:
+        # Another process may have started the one that will serve, or it may have ended since.
+        _start(directory)
         with suppress(ConnectionRefusedError, FileNotFoundError):
             return _connect(directory)
         time.sleep(START_PAUSE_S)
