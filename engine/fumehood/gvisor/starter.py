@@ -41,7 +41,7 @@ gVisor, runsc/boot/loader.go, createMemoryFile.
 """
 
 RUNNING, PAUSED = b'"status": "running"', b'"status": "paused"'
-"""What the state of a sandbox contains that is not frozen, or is."""
+"""Words in the state of a sandbox that runs or is frozen."""
 
 CAPABILITIES = {5: "CAP_KILL", 6: "CAP_SETGID", 7: "CAP_SETUID", 8: "CAP_SETPCAP"}
 """*Source*: <linux/capability.h>."""
