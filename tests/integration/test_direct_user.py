@@ -18,7 +18,12 @@ from conftest import CLEAN_ENVIRONMENT, FUMEHOOD
 from fumehood.core.limits import MB
 from support import direct_as_user
 from support.direct import ready_direct_image
-from support.ordinary_user import Host, ordinary_user
+from support.ordinary_user import (
+    Host,
+    assert_all_held,
+    assert_doctor_names_the_grade,
+    ordinary_user,
+)
 
 pytestmark = [
     pytest.mark.needs("direct"), pytest.mark.needs("subids"), pytest.mark.row("B13"),
@@ -326,12 +331,7 @@ def test_images_are_loaded_from_files_and_invalid_files_are_refused(host: Host) 
 
 @pytest.mark.usefixtures("said")
 def test_all_attacks_hold_and_the_grade_is_shown(host: Host) -> None:
-    command = [*host.installation.command, "doctor", "--attack", "--runtime", "direct", "--json"]
-    done = host.run(*command, "--wall", "container")
-    (card,) = json.loads(done.stdout)["walls"]
-    through = [line for line in card["attacks"] if line["verdict"] != "held"]
-    assert (through, card["why"], card["grade"]) == ([], "", "watched")
-    assert len(card["attacks"]) >= 72
+    assert_all_held(host.attacked())
 
 
 def test_programs_of_the_host_run_where_no_image_can_be_built(host: Host) -> None:
@@ -348,12 +348,7 @@ def test_programs_of_the_host_run_where_no_image_can_be_built(host: Host) -> Non
     built = host.run(*fumehood, "images", "build", "host", **variables)
     assert built.returncode == 0, built.stderr
     assert '[container.images] python = "host"' in built.stderr
-    attack = (*fumehood, "doctor", "--attack", "--runtime", "direct", "--json")
-    done = host.run(*attack, "--wall", "container", **variables)
-    (card,) = json.loads(done.stdout)["walls"]
-    through = [line for line in card["attacks"] if line["verdict"] != "held"]
-    assert (through, card["why"], card["grade"]) == ([], "", "watched")
-    assert len(card["attacks"]) >= 72
+    assert_all_held(host.attacked(**variables))
 
 
 def without_mmdebstrap(folder: Path) -> Path:
@@ -367,15 +362,4 @@ def without_mmdebstrap(folder: Path) -> Path:
 
 @pytest.mark.usefixtures("said")
 def test_doctor_names_the_grade_and_how_to_accept_it(host: Host) -> None:
-    def found(**variables: str) -> dict[str, Any]:
-        done = host.run(*host.installation.command, "doctor", "--json", **variables)
-        findings = {one["check"]: one for one in json.loads(done.stdout)}
-        result: dict[str, Any] = findings["direct"]
-        return result
-
-    refused = found()
-    assert refused["verdict"] == "warning"
-    assert 'set container.least_grade to "watched"' in refused["cure"]
-    accepted = found(FUMEHOOD_CONTAINER__LEAST_GRADE="watched")
-    assert accepted["verdict"] == "ok"
-    assert "the grade is watched" in accepted["found"]
+    assert_doctor_names_the_grade(host)

@@ -14,7 +14,12 @@ import pytest
 
 from integration.test_direct_user import FORKS_THAT_EAT
 from support import direct_as_user
-from support.ordinary_user import Host, ordinary_user
+from support.ordinary_user import (
+    Host,
+    assert_all_held,
+    assert_doctor_names_the_grade,
+    ordinary_user,
+)
 
 pytestmark = [pytest.mark.needs("direct", "runsc"), pytest.mark.row("B13")]
 
@@ -32,6 +37,8 @@ CODES = {
     "memory": EATEN.format(s=0.5),
     "children": FORKS_THAT_EAT.format(count=12, mb=40, s=30),
     "children-twin": FORKS_THAT_EAT.format(count=6, mb=8, s=0.2),
+    "cpu": "import os, time\nfor _ in range(3):\n    if os.fork() == 0:\n        while True: pass\n"
+           "time.sleep(600)",
     "alone": "x = []\nwhile True: x.append(bytearray(1 << 20))",
     "alone-twin": "len(bytearray(60 << 20))",
     "files": FILES + "n = 1\nn",
@@ -85,6 +92,10 @@ def test_memory_of_the_whole_sandbox_is_watched(said: dict[str, Any]) -> None:
     assert ended(said, "memory")[0] == "ok"
 
 
+def test_cpu_time_of_all_processes_together_is_limited(said: dict[str, Any]) -> None:
+    assert ended(said, "cpu")[0] == "cpu_time"
+
+
 def test_session_outlives_its_launcher_and_its_engine(said: dict[str, Any]) -> None:
     lives = said["lives"]
     assert lives["counted"] == [1, 2, 3, 4]
@@ -112,28 +123,14 @@ def test_user_without_subordinate_ids_runs_no_direct_sandbox(host: Host) -> None
 
 @pytest.mark.usefixtures("said")
 def test_all_attacks_hold_and_the_grade_is_shown(host: Host) -> None:
-    command = [*host.installation.command, "doctor", "--attack", "--runtime", "gvisor", "--json"]
-    done = host.run(*command, "--wall", "container")
-    (card,) = json.loads(done.stdout)["walls"]
-    through = [line for line in card["attacks"] if line["verdict"] != "held"]
-    assert (through, card["why"], card["grade"]) == ([], "", "watched")
-    assert len(card["attacks"]) >= 72
+    assert_all_held(host.attacked())
 
 
 @pytest.mark.usefixtures("said")
 def test_doctor_names_the_grade_and_how_to_accept_it(host: Host) -> None:
-    def found(**variables: str) -> dict[str, Any]:
-        done = host.run(*host.installation.command, "doctor", "--json", **variables)
-        findings = {one["check"]: one for one in json.loads(done.stdout)}
-        result: dict[str, Any] = findings["gvisor"]
-        return result
-
-    refused = found()
-    assert refused["verdict"] == "warning"
-    assert 'set container.least_grade to "watched"' in refused["cure"]
-    accepted = found(FUMEHOOD_CONTAINER__LEAST_GRADE="watched")
-    assert accepted["verdict"] == "ok"
-    assert "the grade is watched" in accepted["found"]
+    assert_doctor_names_the_grade(host)
+    accepted = host.findings(FUMEHOOD_CONTAINER__LEAST_GRADE="watched")
+    assert "fumehood images build" in accepted["gvisor: image python-data"]["cure"]
 
 
 @pytest.mark.needs("subids")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -11,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from support.users import Installation, User, accounts, readable_installation
 from support.wait import wait_until
@@ -34,6 +36,34 @@ class Host:
             command, **self.user.identity, env=environment, cwd="/", capture_output=True,
             text=True, timeout=900, check=False,
         )  # fmt: skip
+
+    def findings(self, **variables: str) -> dict[str, dict[str, Any]]:
+        """What `fumehood doctor` finds, by check."""
+        done = self.run(*self.installation.command, "doctor", "--json", **variables)
+        return {one["check"]: one for one in json.loads(done.stdout)}
+
+    def attacked(self, **variables: str) -> dict[str, Any]:
+        """The scorecard of this engine's containers, after all attacks."""
+        attack = ("doctor", "--attack", "--runtime", self.engine, "--json", "--wall", "container")
+        done = self.run(*self.installation.command, *attack, **variables)
+        (card,) = json.loads(done.stdout)["walls"]
+        return dict(card)
+
+
+def assert_all_held(card: dict[str, Any]) -> None:
+    """All attacks were tried and held, with the grade `watched`."""
+    through = [line for line in card["attacks"] if line["verdict"] != "held"]
+    assert (through, card["why"], card["grade"]) == ([], "", "watched")
+    assert len(card["attacks"]) >= 72
+
+
+def assert_doctor_names_the_grade(host: Host) -> None:
+    refused = host.findings()[host.engine]
+    assert refused["verdict"] == "warning"
+    assert 'set container.least_grade to "watched"' in refused["cure"]
+    accepted = host.findings(FUMEHOOD_CONTAINER__LEAST_GRADE="watched")[host.engine]
+    assert accepted["verdict"] == "ok"
+    assert "the grade is watched" in accepted["found"]
 
 
 @contextmanager

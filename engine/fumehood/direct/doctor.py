@@ -53,13 +53,17 @@ def check(config: Config) -> Iterator[Finding]:
     else:
         words = f"{words}; {count} running sandboxes, held by the launcher in {directory}"
         yield Finding(NAME, "ok", words)
+    yield from image_findings(NAME, config)
+
+
+def image_findings(prefix: str, config: Config) -> Iterator[Finding]:
+    """Check the images that the configuration names. The findings' names begin with `prefix`."""
     images = {name for _, name in config.container.images} | {config.sessions.image}
     for name in sorted(images):
-        yield _image_finding(name, config)
+        yield _image_finding(f"{prefix}: image {name}", name, config)
 
 
-def _image_finding(name: str, config: Config) -> Finding:
-    check = f"{NAME}: image {name}"
+def _image_finding(check: str, name: str, config: Config) -> Finding:
     store, build = open_store(), f"fumehood images build {name}"
     try:
         image = find_image(store, name, own=config.own_images)

@@ -8,6 +8,7 @@ from fumehood.cli.findings import Finding, Verdict
 from fumehood.config import Config
 from fumehood.core.limits import Grade
 from fumehood.direct.cgroups import missing_controllers
+from fumehood.direct.doctor import image_findings
 from fumehood.gvisor import host
 from fumehood.parts import container_part
 from fumehood.sandbox.container.container import GradeTooLow
@@ -36,3 +37,5 @@ def check(config: Config) -> Iterator[Finding]:
     if not is_used:
         words = f'{words}; to use it, set container.engine to "{NAME}"'
     yield Finding(NAME, "ok", words)
+    if is_used:
+        yield from image_findings(NAME, config)

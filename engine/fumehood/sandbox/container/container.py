@@ -86,7 +86,7 @@ class GradeTooLow(LimitsNotEnforced):
     def __init__(self, grade: Grade, least: Grade) -> None:
         super().__init__((f"its grade is {grade}, not {least}",), frozenset())
         self.message = f"Containers on this host have the grade {grade}, not {least}."
-        others = "Use gVisor" if least is Grade.KERNEL else "Run the engine as root"
+        others = "Use gVisor as root" if least is Grade.KERNEL else "Run the engine as root"
         self.remedy = f'{others}, or set container.least_grade to "{grade}".'
         self.details = {"grade": grade.value, "least_grade": least.value, "cure": self.remedy}
 
