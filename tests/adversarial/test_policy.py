@@ -581,7 +581,7 @@ LONG = {
 def test_worst_case_command_is_analysed_in_bounded_time(command: object) -> None:
     begun = time.thread_time()
     assert verdict(shell_call(command), RUNS) in (ALLOW, DENY)
-    assert time.thread_time() - begun < 0.3
+    assert time.thread_time() - begun < 1
 
 
 PIECES = st.sampled_from([
