@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from fumehood.attack.attack import Attack, Harm, Language, Look, OnGvisor, Topic, ends, raises
+from fumehood.attack.attack import Attack, Differs, Harm, Language, Look, Topic, ends, raises
 from fumehood.attack.bait import Bait
 from fumehood.attack.run import try_one
 from fumehood.attack.scorecard import Line, Verdict
@@ -41,7 +41,7 @@ async def tried(
     attack: Attack = OPENS,
     attacked: RunEnding | Callable[[], RunEnding] = REFUSED,
     twin: RunEnding | Callable[[], RunEnding] = FOUR,
-    is_gvisor: bool = False,
+    kind: str | None = None,
     guest_pid: Callable[[], int | None] = lambda: 1,
 ) -> Line:
     def answer(run: SeenRun) -> RunEnding:
@@ -49,7 +49,7 @@ async def tried(
         return chosen if isinstance(chosen, RunEnding) else chosen()
 
     standing = Standing(FakeWall(answer=answer), Language.PYTHON, 128, guest_pid)
-    return await try_one(attack, standing, bait, is_gvisor=is_gvisor)
+    return await try_one(attack, standing, bait, kind)
 
 
 async def test_refused_attack_with_passing_twin_is_held(bait: Bait) -> None:
@@ -112,8 +112,8 @@ async def test_attack_with_failed_setup_is_untried(bait: Bait) -> None:
 
 
 async def test_gvisor_specific_ending_is_held_on_gvisor_and_failed_elsewhere(bait: Bait) -> None:
-    attack = replace(OPENS, on_gvisor=OnGvisor("It differs.", ends("policy")))
-    line = await tried(bait, attack=attack, attacked=POLICY, is_gvisor=True)
+    attack = replace(OPENS, on_gvisor=Differs("It differs.", ends("policy")))
+    line = await tried(bait, attack=attack, attacked=POLICY, kind="gvisor")
     assert (line.verdict, line.differs, line.expected) == (
         Verdict.HELD, "It differs.", ("policy",),
     )  # fmt: skip

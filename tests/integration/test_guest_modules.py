@@ -56,7 +56,7 @@ def test_guest_loads_only_its_own_modules_and_none_of_the_host() -> None:
 # What a tool's module needs of the engine, loaded once for all sandboxed functions.
 EXPECTED_IN_THE_JAIL = {
     "fumehood.guest", "fumehood.guest.core", "fumehood.guest.core.children",
-    "fumehood.guest.core.kernel",
+    "fumehood.guest.core.kernel", "fumehood.guest.core.landlock",
     "fumehood.guest.core.limits", "fumehood.guest.core.pipes", "fumehood.guest.core.seccomp", "fumehood.guest.core.syscalls",
     "fumehood.guest.process", "fumehood.guest.process.zygote",
     "fumehood.guest.process.filters",

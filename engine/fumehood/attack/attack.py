@@ -80,6 +80,10 @@ class Look(StrEnum):
     """Docker reports one more container than before."""
 
 
+GVISOR, LANDLOCK = "gvisor", "landlock"
+"""Kinds of runtimes on which results differ."""
+
+
 class Value(Enum):
     """Placeholders for the value that a program must return, for attacks whose exact value cannot
     be predicted. Each placeholder stands for many values.
@@ -106,15 +110,21 @@ class Expectation:
 
 
 @dataclass(frozen=True, slots=True)
-class OnGvisor:
-    """How an attack's result differs under gVisor, and why the difference is not a weakness."""
+class Differs:
+    """How an attack's result differs on one kind of runtime, and why the difference is not a
+    weakness, or is one that the grade of this runtime names.
+    """
 
     why: str
     expected: Expectation | None = None
-    """The ending that is expected under gVisor, or None if the expected ending does not differ."""
+    """The ending that is expected there, or None if the expected ending does not differ."""
     not_looked_at: tuple[Look, ...] = ()
     is_slow: bool = False
-    """Whether the attack is too slow under gVisor to be part of `--quick`."""
+    """Whether the attack is too slow there to be part of `--quick`."""
+    twin: str | None = None
+    """The harmless program there, or None if it does not differ."""
+    twin_gives: object = Value.ANYTHING
+    """What that program gives, if it differs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,17 +152,23 @@ class Attack:
     wall_s: float = 10.0
     output_bytes: int = 65_536
     is_quick: bool = False
-    on_gvisor: OnGvisor | None = None
+    on_gvisor: Differs | None = None
+    on_landlock: Differs | None = None
+    differs: Differs | None = None
+    """The difference that `on` has applied."""
 
-    def on(self, *, is_gvisor: bool) -> Attack:
-        """Return a copy of the attack for one kind of container runtime. If `is_gvisor` is True,
-        the copy has the changes in `on_gvisor`.
+    def on(self, kind: str | None) -> Attack:
+        """Return a copy of the attack for one kind of container runtime: `gvisor`, `landlock` (no
+        namespaces), or None for all others.
         """
-        differs = self.on_gvisor
-        if differs is None or not is_gvisor:
-            return replace(self, on_gvisor=None)
+        differs = {GVISOR: self.on_gvisor, LANDLOCK: self.on_landlock}.get(kind or "")
+        if differs is None:
+            return self
+        if differs.twin is not None:
+            self = replace(self, twin=differs.twin, twin_gives=differs.twin_gives)
         return replace(
             self,
+            differs=differs,
             expected=differs.expected or self.expected,
             looks=tuple(look for look in self.looks if look not in differs.not_looked_at),
             is_quick=self.is_quick and not differs.is_slow,

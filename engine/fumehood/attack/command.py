@@ -44,7 +44,9 @@ def instead(
     ] = None,
     runtime: Annotated[
         str | None,
-        typer.Option(help="Attack only this: a runtime of Docker, `direct` or `gvisor`."),
+        typer.Option(
+            help="Attack only this: a runtime of Docker, `direct`, `gvisor` or `landlock`."
+        ),
     ] = None,
     quick: Annotated[
         bool, typer.Option("--quick", help="A few attacks of each kind, in at most about 15 s.")

@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from fumehood.attack.attack import GVISOR
 from fumehood.attack.sandboxes import Sandboxes, targets_of_host
 from fumehood.attack.scorecard import WallCard
-from fumehood.attack.targets import GVISOR, IMAGE, Target, wall_target
+from fumehood.attack.targets import IMAGE, Target, wall_target
 from fumehood.direct.ask import launcher_directory
 from fumehood.gvisor.host import why_unfit
 from fumehood.gvisor.runtime import new_gvisor

@@ -32,7 +32,7 @@ from fumehood.attack.scorecard import Line, Scorecard, Verdict, WallCard, verdic
 from fumehood.attack.targets import Standing, Target
 from fumehood.core.errors import EndedBy, EngineError
 from fumehood.core.identity import TrustDomain
-from fumehood.core.limits import CONTAINER_PROCESSES, MB, Grade, Limits
+from fumehood.core.limits import CONTAINER_PROCESSES, MB, Grade, Limit, Limits
 from fumehood.sandbox.container.runtime import RuntimeFault
 from fumehood.sandbox.container.spec import GUEST_PROCESSES, GVISOR_MEMORY_MB
 from fumehood.sandbox.settings import GUEST_MB
@@ -95,7 +95,7 @@ async def run_attacks(
             if isinstance(target, WallCard):
                 cards.append(target)
                 continue
-            rows = [row.on(is_gvisor=target.is_gvisor) for row in attacks_on(target.wall)]
+            rows = [row.on(target.kind) for row in attacks_on(target.wall)]
             attacks = [row for row in rows if choose(row) and (not quick or row.is_quick)]
             cards.append(await _attack_wall(target, attacks, bait, began + total_s, on_line))
     return Scorecard(engine_version, quick, round(time.monotonic() - began, 1), tuple(cards))
@@ -177,11 +177,11 @@ attacks."""
 ATTACKER = TrustDomain("attack")
 
 
-async def try_one(attack: Attack, standing: Standing, bait: Bait, *, is_gvisor: bool) -> Line:
+async def try_one(attack: Attack, standing: Standing, bait: Bait, kind: str | None) -> Line:
     """Try one attack on one wall, and return its line of the scorecard. If the attack could not be
     run, the line gives the reason.
     """
-    return await _Trial(attack.on(is_gvisor=is_gvisor), standing, bait).tried()
+    return await _Trial(attack.on(kind), standing, bait).tried()
 
 
 @dataclass
@@ -230,7 +230,7 @@ class _Trial:
             seen=tuple(self.looked.seen),
             why="; ".join(faults) or self.why_untried,
             cure=self.cure,
-            differs=attack.on_gvisor.why if attack.on_gvisor is not None else "",
+            differs=attack.differs.why if attack.differs is not None else "",
             ms=ms,
         )
 
@@ -393,7 +393,8 @@ async def _layer(standing: Standing, bait: Bait, looked: Looked) -> AsyncIterato
 async def _memory_limit(standing: Standing, bait: Bait, looked: Looked) -> AsyncIterator[None]:
     assert standing.containers is not None
     most = (standing.memory_mb + GUEST_MB + GVISOR_MEMORY_MB) * MB
-    is_watched = standing.wall.status.grade is Grade.WATCHED
+    grade = standing.wall.status.grade
+    is_watched = grade is not None and not grade.is_at_least(Grade.NAMESPACES)
     for config in await standing.containers.configs() or [{}]:
         if is_watched and "Memory" not in config:
             looked.say("its guest watches the memory", holds=True)
@@ -407,7 +408,11 @@ async def _memory_limit(standing: Standing, bait: Bait, looked: Looked) -> Async
 @asynccontextmanager
 async def _no_network(standing: Standing, bait: Bait, looked: Looked) -> AsyncIterator[None]:
     assert standing.containers is not None
+    status = standing.wall.status
     for config in await standing.containers.configs() or [{}]:
+        if status.grade is Grade.PROCESS and "NetworkMode" not in config:
+            looked.say("its guest was refused every socket", holds=Limit.NETWORK in status.seen)
+            continue
         mode = str(config.get("NetworkMode"))
         looked.say(f"its container has the network {mode!r}", holds=mode == "none")
     yield

@@ -18,7 +18,7 @@ from functools import partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Protocol
 
-from fumehood.attack.attack import JAILED, Language
+from fumehood.attack.attack import GVISOR, JAILED, LANDLOCK, Language
 from fumehood.attack.scorecard import Verdict, WallCard
 from fumehood.core.limits import MIN_CONTAINER_MB, Grade
 from fumehood.sandbox.process.wall import JAIL_SPARES, JailWall, ProcessWall
@@ -28,8 +28,7 @@ if TYPE_CHECKING:
     from fumehood.sandbox.container.runtime import Runtime
 
 IN_CONTAINERS = ("container", "gateway")
-DIRECT, GVISOR = "direct", "gvisor"
-"""The runtimes without Docker."""
+DIRECT = "direct"
 
 WALLS = ("interpreter", "jail", *IN_CONTAINERS)
 OF_PARTS = frozenset(WALLS) - {"jail", "container"}
@@ -50,7 +49,7 @@ async def targets_of(
     the variables that set Docker's address.
     """
     absent = {wall for wall in OF_PARTS.intersection(walls) if not find_spec(f"fumehood.{wall}")}
-    if not any(find_spec(f"fumehood.{part}") for part in ("docker", DIRECT)):
+    if not any(find_spec(f"fumehood.{part}") for part in ("docker", DIRECT, LANDLOCK)):
         absent |= set(IN_CONTAINERS).intersection(walls)
     walls = [wall for wall in walls if wall not in absent]
     found: list[Target | WallCard] = [_absent(wall) for wall in sorted(absent)]
@@ -77,7 +76,7 @@ async def _in_containers(
     alone. `wall` is their wall, and `made_of` makes them from the container wall.
     """
     found: list[Target | WallCard] = []
-    if find_spec("fumehood.docker") and runtime not in (DIRECT, GVISOR):
+    if find_spec("fumehood.docker") and runtime not in (DIRECT, GVISOR, LANDLOCK):
         from fumehood.attack.containers import targets_in_docker
 
         found += await targets_in_docker(environment, runtime, wall, made_of)
@@ -89,6 +88,10 @@ async def _in_containers(
         from fumehood.attack.own_kernels import gvisor_targets
 
         found += gvisor_targets(wall, made_of, is_wanted=runtime == GVISOR)
+    if find_spec("fumehood.landlock"):
+        from fumehood.attack.without_namespaces import landlock_targets
+
+        found += landlock_targets(wall, made_of, is_wanted=runtime == LANDLOCK)
     return found
 
 
@@ -152,7 +155,8 @@ class Target:
     wall: str
     open: Open
     runtime: str | None = None
-    is_gvisor: bool = False
+    kind: str | None = None
+    """The kind of the runtime, if results differ on it (`Attack.on`)."""
 
     @property
     def name(self) -> str:
@@ -218,7 +222,7 @@ def wall_target(
     processes.
     """
     # Not at the top: an attack on another wall does not need them.
-    from fumehood.sandbox.container.spec import GUEST_COMMAND
+    from fumehood.sandbox.container.spec import GUEST_COMMAND, grade_of
     from fumehood.sandbox.container.supply import Making
     from fumehood.sandbox.container.wall import ContainerWall
     from fumehood.sandbox.settings import ContainerSettings, EngineIdentity, LanguageImages
@@ -230,7 +234,7 @@ def wall_target(
         settings = ContainerSettings(
             images=LanguageImages(python=image, shell=image, javascript=image),
             runtime=oci_runtime,
-            least_grade=Grade.WATCHED,  # each grade is attacked, and shown
+            least_grade=Grade.PROCESS,  # each grade is attacked, and shown
             memory_mb=MIN_CONTAINER_MB,
             pool_min=0,
             pool_max=4,
@@ -248,5 +252,5 @@ def wall_target(
                 sees_processes=sees_processes and os.access("/proc/1/comm", os.R_OK),
             )
 
-    is_gvisor = oci_runtime is not None and oci_runtime.split("-")[0] == "runsc"
-    return Target("container", opened, name, is_gvisor)
+    kinds = {Grade.KERNEL: GVISOR, Grade.PROCESS: LANDLOCK}
+    return Target("container", opened, name, kinds.get(grade_of(oci_runtime)))

@@ -84,6 +84,9 @@ class Grade(StrEnum):
     """The programs share the host's kernel, which hides the host and enforces all limits."""
     WATCHED = "watched"
     """As `NAMESPACES`, but the guest watches some limits, so programs can exceed them briefly."""
+    PROCESS = "process"
+    """The programs are processes of the host beside all others. Landlock and filters of system
+    calls hold them, and the guest watches some limits."""
 
     def is_at_least(self, least: Grade) -> bool:
         """Return whether this grade is as strong as `least`, or stronger."""
@@ -112,6 +115,7 @@ _WHY = {
     Grade.KERNEL: "Programs have a kernel of their own.",
     Grade.NAMESPACES: "Programs share the host's kernel, which enforces all limits.",
     Grade.WATCHED: "The host gives no control groups, so the guest watches memory and CPU time.",
+    Grade.PROCESS: "The host gives no namespaces, so programs see its processes and files' names.",
 }
 
 

@@ -22,7 +22,10 @@ def main() -> None:
 
         front(config)
     elif config.get("wall") == "container":
+        from fumehood.guest.container import places
         from fumehood.guest.container.forks import HOOKS
+
+        places.use(config)
 
         HOOKS.hold()  # before the import of the first module that registers a fork hook
         from fumehood.guest.container.supervisor import supervise as supervise_container

@@ -192,15 +192,16 @@ class ContainerSettings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     engine: str = AUTO
-    """What runs the containers: `docker`, `direct` or `gvisor`. `auto` is Docker if this user has
-    it, and otherwise `direct` or else `gvisor`, if this host can run it.
+    """What runs the containers: `docker`, `direct`, `gvisor` or `landlock`. `auto` is Docker if
+    this user has it, and otherwise the first of the others, in this order, that this host can run.
     """
     images: LanguageImages = LanguageImages()
     runtime: str | None = Field(default=None, pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")
     """Name of the OCI runtime. None means Docker's default runtime."""
     least_grade: Grade = Grade.NAMESPACES
     """The weakest grade of containers that is used. With `watched`, programs also run on a host
-    that does not limit memory and CPU time, where the guest watches them.
+    that does not limit memory and CPU time, where the guest watches them. With `process`, they run
+    also on a host that gives no namespaces.
     """
     timeout_seconds: float = Field(default=30, gt=0, le=600)
     max_timeout_seconds: float = Field(default=600, gt=0, le=600)

@@ -126,7 +126,7 @@ FAULTS: list[tuple[str, str]] = [
     (DENY + 'cost_over = "0.0000000001"', "policy.toml: rule 'r': cost_over: has more than"),
     (DENY + "over_budget = false", "policy.toml: rule 'r': over_budget: can only be true"),
     (DENY + 'grade_below = "strong"', "policy.toml: rule 'r': grade_below: must be"),
-    (DENY + 'grade_below = "watched"', "grade_below: no grade is below watched"),
+    (DENY + 'grade_below = "process"', "grade_below: no grade is below process"),
     (ALLOW + 'grade_below = "kernel"', "policy.toml: rule 'r': grade_below needs 'ask' or 'deny'"),
     (
         ALLOW + "over_budget = true",

@@ -11,10 +11,10 @@ from collections.abc import Iterator
 
 from fumehood.attack.attack import (
     Attack,
+    Differs,
     Harm,
     Language,
     Look,
-    OnGvisor,
     Topic,
     Value,
     ends,
@@ -22,12 +22,21 @@ from fumehood.attack.attack import (
 )
 
 PYTHON = Language.PYTHON
+NO_SHM = "Without namespaces a program has no /dev/shm."
+NO_SOCKETS = "Without a network namespace a program gets no socket but a pair, so no twin connects."
+OWN_PAIR = (
+    "import socket\none, other = socket.socketpair()\none.sendall(b'own')\nother.recv(3) == b'own'"
+)
+"""A harmless program for walls that give no other sockets."""
+
+SHARES = "Without namespaces a program is one of the host's processes"
+
 FLOOD, NETWORK, HOST, KERNEL = Topic.FLOOD, Topic.NETWORK, Topic.HOST, Topic.KERNEL
 RIGHTS, GUEST, RESET = Topic.RIGHTS, Topic.GUEST, Topic.RESET
 
 # -- resources ---------------------------------------------------------------------------
 
-MARKED = "open('/proc/self/comm', 'w').write('@MARK@')\n"
+MARKED = "import ctypes\nctypes.CDLL(None).prctl(15, b'@MARK@', 0, 0, 0)\n"
 """Text of a program that renames its own process, so that the host can find it."""
 
 NOT_THE_HOSTS = "Processes under gVisor are not the host's; that none is left is tried by reset."
@@ -58,7 +67,7 @@ for _ in range(300):
         twin="import os\nif os.fork() == 0: os._exit(0)\nos.wait()\n1",
         looks=(Look.PROCESSES, Look.UNBROKEN),
         is_quick=True,
-        on_gvisor=OnGvisor(
+        on_gvisor=Differs(
             "gVisor counts processes one by one, and each costs threads of the host's: many of "
             "them may end the container, which is memory.",
             ends("exception:BlockingIOError", "memory"),
@@ -127,7 +136,7 @@ time.sleep(20)
         twin="import time\ntime.sleep(0.01)\n1",
         looks=(Look.PROCESSES, Look.UNBROKEN),
         wall_s=1.5,
-        on_gvisor=OnGvisor(NOT_THE_HOSTS, not_looked_at=(Look.PROCESSES,)),
+        on_gvisor=Differs(NOT_THE_HOSTS, not_looked_at=(Look.PROCESSES,)),
     ),
     Attack(
         "disk-fill", FLOOD, Harm.HOST_DOS, "write 256 MB into the workspace", PYTHON,
@@ -136,6 +145,10 @@ time.sleep(20)
         expected=raises("OSError", hits="disk"),
         twin="with open('f', 'wb') as file: file.write(bytes(1 << 20))\n1",
         looks=(Look.LAYER,),
+        on_landlock=Differs(
+            "Files are watched there and count as memory: the program ends.",
+            ends("memory", hits="disk"),
+        ),
     ),
     Attack(
         "shared-memory-fill", FLOOD, Harm.HOST_DOS, "write 256 MB into /dev/shm", PYTHON,
@@ -143,15 +156,23 @@ time.sleep(20)
         "    for n in range(256):\n        assert file.write(bytes(1 << 20)) == 1 << 20",
         expected=raises("OSError", "AssertionError"),
         twin="with open('/dev/shm/f', 'wb') as file: file.write(bytes(1 << 20))\n1",
+        on_landlock=Differs(
+            NO_SHM, raises("PermissionError"),
+            twin="with open('f', 'wb') as file: file.write(bytes(1 << 20))\n1",
+        ),
     ),
     Attack(
         "inode-flood", FLOOD, Harm.HOST_DOS, "make 5000 empty files", PYTHON,
         code="for n in range(5000): open(f'f{n}', 'w').close()",
         expected=raises("OSError", hits="disk"),
         twin="for n in range(50): open(f'f{n}', 'w').close()",
-        on_gvisor=OnGvisor(
+        on_gvisor=Differs(
             "gVisor does not count files; an empty one takes memory of its container only.",
             ends("ok", "memory"),
+        ),
+        on_landlock=Differs(
+            "Files are watched there and count as memory: the program ends.",
+            ends("memory", hits="disk"),
         ),
     ),
     Attack(
@@ -199,6 +220,7 @@ _HOST = (
         twin_gives=True,
         looks=(Look.NO_NETWORK,),
         is_quick=True,
+        on_landlock=Differs(NO_SOCKETS, raises("PermissionError"), twin=OWN_PAIR, twin_gives=True),
     ),
     Attack(
         "reach-host-addresses", NETWORK, Harm.EXFIL,
@@ -213,6 +235,7 @@ reached
         expected=ends("ok", gives=[]),
         twin=KNOCK + OWN_LISTENER + "[knock(listener.getsockname())]",
         twin_gives=[True],
+        on_landlock=Differs(NO_SOCKETS, twin=OWN_PAIR, twin_gives=True),
     ),
     Attack(
         "reach-abstract-socket", NETWORK, Harm.ESCAPE,
@@ -222,6 +245,7 @@ reached
         twin=KNOCK + "listener = socket.socket(socket.AF_UNIX)\nlistener.bind('\\0own')\n"
         "listener.listen()\nknock('\\0own', socket.AF_UNIX)",
         twin_gives=True,
+        on_landlock=Differs(NO_SOCKETS, raises("PermissionError"), twin=OWN_PAIR, twin_gives=True),
     ),
     Attack(
         "find-a-route", NETWORK, Harm.EXFIL,
@@ -244,30 +268,35 @@ routes
         expected=ends("ok", gives=[]),
         twin="import socket\n"
         "socket.socket(socket.AF_INET, socket.SOCK_DGRAM).connect(('127.0.0.1', 9))",
+        on_landlock=Differs(NO_SOCKETS, raises("PermissionError"), twin=OWN_PAIR, twin_gives=True),
     ),
     Attack(
         "raw-socket", NETWORK, Harm.LATERAL, "send raw packets", PYTHON,
         code="import socket\nsocket.socket(socket.AF_INET, socket.SOCK_RAW, 1)",
         expected=raises("PermissionError"),
         twin="import socket\nsocket.socket(socket.AF_INET).close()",
+        on_landlock=Differs(NO_SOCKETS, twin=OWN_PAIR, twin_gives=True),
     ),
     Attack(
         "packet-socket", NETWORK, Harm.LATERAL, "listen on the network interface", PYTHON,
         code="import socket\nsocket.socket(17, socket.SOCK_RAW)",
         expected=raises("PermissionError"),
         twin="import socket\nsocket.socket(socket.AF_INET).close()",
+        on_landlock=Differs(NO_SOCKETS, twin=OWN_PAIR, twin_gives=True),
     ),
     Attack(
         "netlink", NETWORK, Harm.HOST_LEAK, "ask the kernel about its network", PYTHON,
         code="import socket\nsocket.socket(16, socket.SOCK_RAW)",
         expected=raises("PermissionError"),
         twin="import socket\nsocket.socket(socket.AF_UNIX).close()",
+        on_landlock=Differs(NO_SOCKETS, twin=OWN_PAIR, twin_gives=True),
     ),
     Attack(
         "vsock", NETWORK, Harm.ESCAPE, "connect to a virtual machine's host", PYTHON,
         code="import socket\nsocket.socket(40, socket.SOCK_STREAM)",
         expected=raises("PermissionError"),
         twin="import socket\nsocket.socket(socket.AF_INET).close()",
+        on_landlock=Differs(NO_SOCKETS, twin=OWN_PAIR, twin_gives=True),
     ),
     Attack(
         "read-host-file", HOST, Harm.HOST_LEAK, "read a file of the host", PYTHON,
@@ -276,6 +305,9 @@ routes
         twin="open('own', 'w').write('own')\nopen('own').read()",
         twin_gives="own",
         is_quick=True,
+        on_landlock=Differs(
+            f"{SHARES}: the path is there, and Landlock refuses it.", raises("PermissionError")
+        ),
     ),
     Attack(
         "host-pressure", HOST, Harm.HOST_LEAK, "read how busy the host is (/proc/pressure)", PYTHON,
@@ -284,6 +316,9 @@ routes
         twin="len(open('/proc/self/stat').read()) > 0",
         twin_gives=True,
         is_quick=True,
+        on_landlock=Differs(
+            f"{SHARES}: the path is there, and Landlock refuses it.", raises("PermissionError")
+        ),
     ),
     Attack(
         "host-environment", HOST, Harm.HOST_LEAK,
@@ -340,6 +375,7 @@ found
         twin="import socket\nlistener = socket.socket(socket.AF_UNIX)\nlistener.bind('own')\n"
         "listener.listen()\nsocket.socket(socket.AF_UNIX).connect('own')\n1",
         is_quick=True,
+        on_landlock=Differs(NO_SOCKETS, twin=OWN_PAIR, twin_gives=True),
     ),
     Attack(
         "host-disks", HOST, Harm.ESCAPE, "find a disk, or memory, of the host among the devices",
@@ -347,18 +383,25 @@ found
         code="""
 import os, stat
 found = []
+paths = [f'/dev/{name}' for name in ('mem', 'kmem', 'port', 'kmsg', 'kvm', 'sda', 'vda', 'nvme0n1')]
 for where, _, names in os.walk('/dev'):
-    for name in names:
-        path = os.path.join(where, name)
-        try: kind = os.lstat(path).st_mode
-        except OSError: continue
-        if stat.S_ISBLK(kind) or name in ('mem', 'kmem', 'port', 'kmsg', 'kvm'):
-            found.append(path)
+    paths += [os.path.join(where, name) for name in names]
+for path in {*paths}:
+    try: kind = os.lstat(path).st_mode
+    except OSError: continue
+    if stat.S_ISBLK(kind) or path in paths[:5]:
+        try: os.close(os.open(path, os.O_RDONLY)); found.append(path)
+        except PermissionError: pass
+        except OSError: found.append(path)
 found
 """,
         expected=ends("ok", gives=[]),
         twin="import os\n'null' in os.listdir('/dev')",
         twin_gives=True,
+        on_landlock=Differs(
+            f"{SHARES}: it can name devices, and Landlock refuses to open them.",
+            twin="open('/dev/null', 'wb').write(b'x')", twin_gives=1,
+        ),
     ),
 )  # fmt: skip
 
@@ -473,6 +516,10 @@ opened
         expected=ends("ok", gives=[]),
         twin="open('/proc/sys/kernel/hostname').read()",
         twin_gives="sandbox\n",
+        on_landlock=Differs(
+            f"{SHARES}, with the host's name.",
+            twin="len(open('/proc/sys/kernel/hostname').read()) > 0", twin_gives=True,
+        ),
     ),
     Attack(
         "change-cgroup", KERNEL, Harm.HOST_DOS, "open its own limits for writing", PYTHON,
@@ -491,22 +538,37 @@ opened
     ),
     Attack(
         "chroot", KERNEL, Harm.ESCAPE, "change its root directory", PYTHON,
-        code="import os\nos.chroot('/tmp')",
+        code="import os\nos.chroot(os.environ['TMPDIR'])",
         expected=raises("PermissionError"),
-        twin="import os\nos.chdir('/tmp')",
+        twin="import os\nos.chdir(os.environ['TMPDIR'])",
     ),
     Attack(
         "make-device", KERNEL, Harm.ESCAPE, "make a device file of the first disk, and open it",
         PYTHON,
-        code="import os\nos.mknod('/tmp/disk', 0o60666, 0x800)\nopen('/tmp/disk', 'rb')",
+        code="import os\nos.mknod('disk', 0o60666, 0x800)\nopen('disk', 'rb')",
         expected=raises("PermissionError"),
-        twin="import os\nos.mkfifo('/tmp/pipe')",
-        on_gvisor=OnGvisor(
+        twin="import os\nos.mkfifo('pipe')",
+        on_gvisor=Differs(
             "gVisor lets it be made; its own kernel knows no such device to open.",
             raises("PermissionError", "OSError"),
         ),
     ),
 )  # fmt: skip
+
+WRITE_OWN = """
+import os
+wrote = []
+for place in (os.getcwd(), os.environ['TMPDIR'], '/dev/shm'):
+    try: open(f'{place}/left', 'w').close(); wrote.append(place)
+    except PermissionError: pass
+len(wrote)
+"""
+GUEST_PROGRAM = """
+path = '/opt/fumehood/fumehood/guest/__main__.py'
+for line in open('/proc/self/cmdline').read().split('\\0'):
+    if line.endswith('/fumehood/guest'): path = f'{line}/__main__.py'
+"""
+"""Text of a program that finds the program of the guest."""
 
 _RIGHTS = (
     Attack(
@@ -525,16 +587,19 @@ time.sleep(0.4)
         twin_gives=True,
         looks=(Look.SEALED,),
         is_quick=True,
-        on_gvisor=OnGvisor(
+        on_gvisor=Differs(
             "Processes under gVisor are not the host's: its own kernel's word is all there is.",
             not_looked_at=(Look.SEALED,),
+        ),
+        on_landlock=Differs(
+            f"{SHARES}, with a user and groups of the host's.", ends("ok")
         ),
     ),
     Attack(
         "become-root", RIGHTS, Harm.INTERNAL_ESC, "become root", PYTHON,
         code="import os\nos.setresuid(0, 0, 0)",
         expected=raises("PermissionError"),
-        twin="import os\nos.setresuid(10001, 10001, 10001)",
+        twin="import os\nos.setresuid(*[os.getuid()] * 3)",
         is_quick=True,
     ),
     Attack(
@@ -549,8 +614,11 @@ time.sleep(0.4)
         code="""
 import os, stat
 found = looked = 0
-for where, inner, names in os.walk('/'):
-    if where == '/': inner[:] = [name for name in inner if name not in ('proc', 'sys')]
+try: tops = [f'/{name}' for name in os.listdir('/')]
+except PermissionError: tops = ['/bin', '/lib', '/opt', '/sbin', '/usr']
+tops = [top for top in tops if not os.path.islink(top)]
+for where, inner, names in (one for top in tops for one in os.walk(top)):
+    if where in ('/proc', '/sys'): inner[:], names[:] = [], []
     for name in names:
         try: state = os.lstat(os.path.join(where, name))
         except OSError: continue
@@ -564,6 +632,10 @@ for where, inner, names in os.walk('/'):
         twin_gives=True,
         looks=(Look.LAYER,),
         wall_s=60,  # an image of this host can have a hundred thousand files
+        on_landlock=Differs(
+            f"{SHARES}, and finds its programs; no_new_privs takes the other user from them.",
+            ends("ok"),
+        ),
     ),
     Attack(
         "write-outside-workspace", RIGHTS, Harm.INTERNAL_ESC,
@@ -579,17 +651,17 @@ for place in places:
 wrote
 """,
         expected=ends("ok", gives=[]),
-        twin="wrote = []\nfor place in ('/workspace', '/tmp', '/dev/shm'):\n"
-        "    open(f'{place}/left', 'w').close()\n    wrote.append(place)\nlen(wrote)",
+        twin=WRITE_OWN,
         twin_gives=3,
+        on_landlock=Differs(NO_SHM, twin=WRITE_OWN, twin_gives=2),
         looks=(Look.LAYER,),
         is_quick=True,
     ),
     Attack(
         "change-the-guest", RIGHTS, Harm.INTERNAL_ESC, "change the guest's own program", PYTHON,
-        code="open('/opt/fumehood/fumehood/guest/__main__.py', 'a')",
+        code=GUEST_PROGRAM + "open(path, 'a')",
         expected=raises("PermissionError", "OSError"),
-        twin="open('/opt/fumehood/fumehood/guest/__main__.py').close()",
+        twin=GUEST_PROGRAM + "open(path).close()",
         looks=(Look.LAYER,),
     ),
 )  # fmt: skip
@@ -616,19 +688,30 @@ for descriptor in range(64):
 raise SystemExit(3)
 """
 
-LEAVE = """
+PLACES = """
+import os
+PLACES = [os.getcwd(), os.environ["TMPDIR"]]
+try: os.listdir("/dev/shm"); PLACES.append("/dev/shm")
+except PermissionError: pass
+"""
+"""Text of a program that names its own directories."""
+
+LEAVE = (
+    PLACES
+    + """
 import builtins, os, signal, sys, time
-for path in ("/workspace/left", "/tmp/left", "/dev/shm/left"):
-    open(path, "w").write("x")
-if not os.path.lexists("/workspace/deep"):
-    os.makedirs("/workspace/deep/er")
-    os.chmod("/workspace/deep", 0)
+for place in PLACES:
+    open(f"{place}/left", "w").write("x")
+if not os.path.lexists(f"{PLACES[0]}/deep"):
+    os.makedirs(f"{PLACES[0]}/deep/er")
+    os.chmod(f"{PLACES[0]}/deep", 0)
 os.environ["LEFT"] = "x"
 os.umask(0)
 sys.path.append("/left")
 builtins.left = "x"
 signal.signal(signal.SIGUSR1, signal.SIG_IGN)
 """
+)
 LEAVE_PROCESS = """
 if os.fork() == 0:
     os.setsid()
@@ -638,8 +721,13 @@ if os.fork() == 0:
     os._exit(0)
 time.sleep(0.1)
 """
-LEFT_FILES = ["/workspace/left", "/workspace/deep", "/tmp/left", "/dev/shm/left"]  # noqa: S108
-LOOK_FOR_FILES = f"import os\n[path for path in {LEFT_FILES} if os.path.lexists(path)]"
+LOOK_FOR_FILES = (
+    PLACES
+    + """
+paths = [f"{PLACES[0]}/deep", *(f"{place}/left" for place in PLACES)]
+[os.path.lexists(path) for path in paths if os.path.lexists(path)]
+"""
+)
 
 LOOK_FOR_STATE = """
 import builtins, os, signal, sys
@@ -652,7 +740,12 @@ mask = os.umask(0o22)
 LOOK_FOR_PROCESSES = """
 import os
 found = 0
-for name in os.listdir("/proc"):
+try: names = os.listdir("/proc")
+except PermissionError:  # processes of others are not hidden, so programs cannot list any
+    names = []
+    try: os.kill(-1, 0); found = 1
+    except ProcessLookupError: pass
+for name in names:
     if name.isdigit() and int(name) != os.getpid():
         try:
             with open(f"/proc/{name}/status") as status:
@@ -730,7 +823,7 @@ _GUEST = (
         expected=raises("PermissionError"),
         twin="len(open('/proc/self/oom_score_adj').read()) > 0",
         twin_gives=True,
-        on_gvisor=OnGvisor(
+        on_gvisor=Differs(
             "gVisor's kernel keeps the number and does not act by it: it is not the host's.",
             ends("ok"),
         ),
@@ -741,7 +834,8 @@ _GUEST = (
         code=LOOK_FOR_FILES,
         expected=ends("ok", gives=[]),
         twin=LEAVE + LOOK_FOR_FILES,
-        twin_gives=LEFT_FILES,
+        twin_gives=[True] * 4,
+        on_landlock=Differs(NO_SHM, twin=LEAVE + LOOK_FOR_FILES, twin_gives=[True] * 3),
         is_quick=True,
     ),
     Attack(

@@ -142,7 +142,7 @@ class Chain:
             return None
         try:
             self._order(TAKE, descriptors)
-            os.kill(self.first, signal.SIGCONT)
+            processes.send(self.first, signal.SIGCONT)
         except OSError:  # a program has closed the socket, which the copy also needs
             self.first = self._behind = None
         return self.first
@@ -187,7 +187,7 @@ class Chain:
         if stayed is not None and is_kept:
             self._aside[token] = stayed
             with contextlib.suppress(ProcessLookupError):
-                os.kill(stayed, signal.SIGSTOP)
+                processes.send(stayed, signal.SIGSTOP)
         if before is None:
             self._end_the_others()
         elif not self._is_woken(before):
@@ -220,7 +220,7 @@ class Chain:
         for one in [token] if token is not None else list(self._aside):
             if (pid := self._aside.pop(one, None)) is not None:
                 with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
+                    processes.send(pid, signal.SIGKILL)
 
     def look(self) -> bool:
         """Check that the session's variables still exist, and stop the processes that hold them.
@@ -274,7 +274,7 @@ class Chain:
         self._are_ended = True
         for pid in ended:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+                processes.send(pid, signal.SIGKILL)
 
     def tell_end(self) -> bool:
         """Return whether `end` was called since `tell_end` was last called."""
@@ -353,7 +353,7 @@ class Chain:
         found, is_done = None, False
         effort = _Effort(pid)
         with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGCONT)
+            processes.send(pid, signal.SIGCONT)
         # Registered processes could use all CPU time if the process has the lowest priority.
         with self._frozen(self.pids) as freeze:
             # Both must have sent their message: if one is stopped before, the other waits for it.
@@ -428,7 +428,7 @@ class Chain:
     def _stop(self) -> None:
         for pid in self.pids:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGSTOP)
+                processes.send(pid, signal.SIGSTOP)
 
     def _end_the_others(self, spared: int | None = None) -> None:
         """Kill all processes of programs, except those of the chain and the process `spared`.

@@ -23,15 +23,14 @@ from typing import Any
 from fumehood.guest.container import files, link
 from fumehood.guest.container.filter import build_container_filter
 from fumehood.guest.container.forks import HOOKS
-from fumehood.guest.container.processes import REQUEST_FAILED, become_user
+from fumehood.guest.container.places import MARK, MOUNTS, TEMPORARY, WORKSPACE
+from fumehood.guest.container.processes import REQUEST_FAILED, SUPERVISOR, become_user
 from fumehood.guest.container.request import (
     SetUpFailed,
     memory_file,
     read_request,
     set_up,
 )
-from fumehood.guest.container.walk import WORKSPACE
-from fumehood.guest.container.workspace import MOUNTS
 from fumehood.guest.core import kernel, seccomp
 from fumehood.guest.core.pipes import (
     MEMORY_REPLY,
@@ -78,7 +77,7 @@ ENVIRONMENT = {
     "LANG": "C.UTF-8",
     "PATH": "/usr/local/bin:/usr/bin:/bin",
     "PYTHONDONTWRITEBYTECODE": "1",
-    "TMPDIR": "/tmp",  # noqa: S108  # the container's own
+    "TMPDIR": TEMPORARY,
     "USER": "sandbox",
 }
 
@@ -164,7 +163,9 @@ def preload(config: dict[str, Any], *, thin: bool) -> Callable[[], None]:
         resource.setrlimit(which, (value, value))
     # Once, and not in each child: children inherit the filter, and installing it takes a while.
     kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
-    seccomp.install(build_container_filter(is_watched=config["is_watched"]))
+    seccomp.install(
+        build_container_filter(is_watched=config["is_watched"], is_shared=MARK is not None)
+    )
 
     def prepare() -> None:
         try:
@@ -376,6 +377,10 @@ the wall.
 """
 
 
+MOST_FORKED = 4096
+"""Maximum number of processes that the probe starts."""
+
+
 def run_probe(arguments: dict[str, Any]) -> tuple[int, dict[str, Any]]:
     """Try every attack on the sandbox, and tell the supervisor which attacks were refused. Then
     loop until this process is killed.
@@ -385,15 +390,34 @@ def run_probe(arguments: dict[str, Any]) -> tuple[int, dict[str, Any]]:
     """
     held = {name: _is_refused(attack) for name, attack in ATTACKS.items()}
     limits = {name: resource.getrlimit(which)[1] for name, which in PROBED_LIMITS.items()}
+    if MARK is not None:
+        limits["forked"] = _fork_until_refused()
     tell({"probe": held, "limits": limits})
     while True:
         pass
 
 
+def _fork_until_refused() -> int:
+    """Start processes until the operating system refuses one. Return how many there are then, with
+    this one. They live until this process has ended.
+    """
+    readable, writable = os.pipe()
+    for count in range(1, MOST_FORKED):
+        try:
+            pid = os.fork()
+        except OSError:
+            return count
+        if pid == 0:
+            os.close(writable)
+            os.read(readable, 1)
+            os._exit(0)
+    return MOST_FORKED
+
+
 def _is_refused(attack: Callable[[], object]) -> bool:
     try:
         attack()
-    except OSError:
+    except (OSError, ValueError):  # ValueError: how Python names a refused change of a limit
         return True
     return False
 
@@ -402,12 +426,25 @@ def _open_for_writing(path: str) -> None:
     os.close(os.open(path, os.O_WRONLY | os.O_CREAT))
 
 
+SHARED_ATTACKS: dict[str, Callable[[], object]] = {
+    "internet_socket": lambda: socket.socket(socket.AF_INET, socket.SOCK_STREAM),
+    "unix_socket": lambda: socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM),
+    "list_root": lambda: os.listdir("/"),
+    "write_beside": lambda: _open_for_writing(f"{os.path.dirname(WORKSPACE)}/probe"),
+    "change_beside": lambda: os.chmod(os.path.dirname(WORKSPACE), 0o700),
+    "touch_beside": lambda: os.utime(os.path.dirname(WORKSPACE)),
+    "raise_mark": lambda: resource.setrlimit(resource.RLIMIT_RTTIME, (0, 0)),
+    "limit_supervisor": lambda: resource.prlimit(SUPERVISOR, resource.RLIMIT_CORE),
+}
+"""What only the filter, Landlock and the warden refuse if the host gives no namespaces."""
+
 ATTACKS: dict[str, Callable[[], object]] = {
     "write_to_root": lambda: _open_for_writing("/opt/fumehood-probe"),
     "become_root": lambda: os.setresuid(0, 0, 0),
-    "read_supervisor_memory": lambda: os.open("/proc/1/mem", os.O_RDONLY),
-    "speak_for_supervisor": lambda: _open_for_writing("/proc/1/fd/1"),
-    "stop_supervisor": lambda: os.kill(1, 19),
+    "read_supervisor_memory": lambda: os.open(f"/proc/{SUPERVISOR}/mem", os.O_RDONLY),
+    "speak_for_supervisor": lambda: _open_for_writing(f"/proc/{SUPERVISOR}/fd/1"),
+    "stop_supervisor": lambda: os.kill(SUPERVISOR, 19),
     "packet_socket": lambda: socket.socket(socket.AF_PACKET, socket.SOCK_RAW),
     "virtual_machine_socket": lambda: socket.socket(40, socket.SOCK_STREAM),
+    **(SHARED_ATTACKS if MARK is not None else {}),
 }

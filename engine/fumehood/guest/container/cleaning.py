@@ -17,9 +17,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from fumehood.guest.container import processes, workspace
+from fumehood.guest.container import gate, processes, workspace
 from fumehood.guest.container.chain import Chain
 from fumehood.guest.container.meter import Counters
+from fumehood.guest.container.places import MARK
 from fumehood.guest.container.prefork_pool import PreforkPools
 from fumehood.guest.container.processes import KILL_CPU_S, Patience, become_user
 from fumehood.guest.container.registered import Registered
@@ -164,13 +165,14 @@ class Cleaner:
         processes.
         """
         self._reaped.clear()
-        if not self._registered.pids:
-            return self.is_alone() or self._kill_the_rest()
-        if self._kill_beside():
-            return True
-        # Registered processes cannot be told apart from the program's, so all are killed.
-        self._registered.kill_all()
-        return self._kill_the_rest()
+        with gate.closed():
+            if not self._registered.pids:
+                return self.is_alone() or self._kill_the_rest()
+            if self._kill_beside():
+                return True
+            # Registered processes cannot be told apart from the program's, so all are killed.
+            self._registered.kill_all()
+            return self._kill_the_rest()
 
     def _kill_beside(self) -> bool:
         """Kill the program's processes, and spare registered processes. Return False if this does
@@ -224,7 +226,9 @@ class Cleaner:
         patience = Patience(cpu_s)
         while True:
             before_look()
-            if not self._trees.kill_all(self._chain.pids) and not self._is_one_unseen():
+            has_more = self._trees.kill_all(self._chain.pids) or self._is_one_unseen()
+            # A process that had begun before the gate was closed can be missed once.
+            if not has_more and not (MARK is not None and self._trees.kill_all(self._chain.pids)):
                 break
             self._reap()
             self._pools.receive()  # if memory ran out, a spare child may also be dead
@@ -311,7 +315,7 @@ def keep_house(run_id: int, mounts: Mounts, *, since_ns: int | None = None) -> H
         return NOTHING_DONE
     readable, writable = os.pipe()
     try:
-        pid = os.fork()
+        pid = processes.fork()
     except OSError as error:
         os.close(readable)
         os.close(writable)
@@ -351,7 +355,7 @@ def _await_housekeeper(pid: int, readable: int) -> Housekeeper:
         before_ns, used_ns = used_ns, kernel.process_cpu_ns(pid) or 0
         idle_looks += used_ns == before_ns and not processes.works(pid)
         if idle_looks > HOUSEKEEPER_LOOKS or used_ns > HOUSEKEEPER_CPU_S * 1e9:
-            os.kill(pid, signal.SIGKILL)
+            processes.send(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
             return Housekeeper(1, "the workspace could not be read in time")
     report = os.read(readable, LEFT_OUT_BYTES)

@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
+from fumehood.guest.container.places import WORKSPACE
 from fumehood.guest.container.request import fed_pieces, read_row
 from fumehood.guest.container.survey import KINDS, Survey, hold_to
 from fumehood.guest.container.walk import (
@@ -29,7 +30,6 @@ from fumehood.guest.container.walk import (
     MAX_ANSWER_BYTES,
     NEW_FLAGS,
     UPLOAD_PREFIX,
-    WORKSPACE,
     Refused,
     directory_at,
     empty,

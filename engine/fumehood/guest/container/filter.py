@@ -134,10 +134,75 @@ They are refused if the memory of programs is watched (`watch`), because it woul
 """
 
 
-def build_container_filter(machine: str | None = None, *, is_watched: bool = False) -> bytes:
+_AF_UNIX, _SOCK_DGRAM, _SOCK_RAW = 1, 2, 3
+_F_SETOWN, _F_SETOWN_EX, _FIOSETOWN, _SIOCSPGRP = 8, 15, 0x8901, 0x8902
+_RLIMIT_RTTIME, _EOPNOTSUPP = 15, 95
+
+
+def _only_own(argument: int) -> list[seccomp.Instruction]:
+    """Return a rule that allows a call for this process only, which it names by 0."""
+    return seccomp.allow_if_in(argument, (0,), seccomp.refuse())
+
+
+SHARED: Mapping[str, Sequence[seccomp.Instruction]] = MappingProxyType(
+    {
+        # Without a network namespace, every socket but a pair leads out.
+        **{
+            name: [seccomp.refuse()]
+            for name in ("accept", "accept4", "bind", "connect", "listen", "socket")
+        },
+        # A datagram can be sent to an address.
+        "socketpair": [
+            *seccomp.refuse_unless(0, _AF_UNIX),
+            *seccomp.refuse_byte(1, _SOCK_DGRAM),
+            *seccomp.refuse_byte(1, _SOCK_RAW),  # means the same
+            seccomp.allow(),
+        ],
+        # These reach other processes of the same user. The warden checks `kill` and `tgkill`.
+        **{name: _only_own(0) for name in (
+            "sched_setaffinity", "sched_setattr", "sched_setparam", "sched_setscheduler",
+        )},
+        "setpriority": _only_own(1),
+        **{name: [seccomp.refuse()] for name in (
+            "pidfd_send_signal", "rt_sigqueueinfo", "rt_tgsigqueueinfo", "tkill",
+        )},
+        "pidfd_open": [seccomp.refuse(ENOSYS)],  # libraries then use `kill`
+        "fcntl": [
+            *seccomp.allow_unless_in(1, (fcntl.F_SETSIG, _F_SETOWN, _F_SETOWN_EX)),
+            seccomp.refuse(),
+        ],
+        "ioctl": [
+            *seccomp.allow_unless_in(1, (_MOVE_EXTENTS, _FIOSETOWN, _SIOCSPGRP)),
+            seccomp.refuse(),
+        ],
+        # No process may change its mark.
+        "prlimit64": [
+            *seccomp.refuse_unless(0, 0),
+            *seccomp.allow_unless({1: _RLIMIT_RTTIME}, seccomp.refuse()),
+        ],
+        "setrlimit": seccomp.allow_unless({0: _RLIMIT_RTTIME}, seccomp.refuse()),
+        # These change files that Landlock only lets a process read. The warden checks `chmod` and
+        # the changes of times.
+        **{name: [seccomp.refuse()] for name in (
+            "chown", "fchown", "fchownat", "lchown", "truncate",
+        )},
+        **{name: [seccomp.refuse(_EOPNOTSUPP)] for name in (
+            "fremovexattr", "fsetxattr", "lremovexattr", "lsetxattr", "removexattr", "setxattr",
+        )},
+        "futimesat": [seccomp.refuse(ENOSYS)],
+    }
+)  # fmt: skip
+"""What is also refused if the host gives no namespaces. Landlock does not restrict these calls,
+or only on newer kernels.
+"""
+
+
+def build_container_filter(
+    machine: str | None = None, *, is_watched: bool = False, is_shared: bool = False
+) -> bytes:
     """Return the system-call filter of a container's programs for a machine's architecture, as
     bytes for `seccomp.install`. If `machine` is None, the filter is for this machine. `is_watched`
-    says whether the guest watches the memory.
+    says whether the guest watches the memory, and `is_shared` that the host gives no namespaces.
 
     Raises:
         OSError: the machine's architecture is not supported.
@@ -145,5 +210,7 @@ def build_container_filter(machine: str | None = None, *, is_watched: bool = Fal
     rules = {**DECIDED, **{name: [seccomp.allow()] for name in ALLOWED}}
     if is_watched:
         rules |= UNCOUNTED
+    if is_shared:
+        rules |= SHARED
     newer = seccomp.refuse_greater(HIGHEST_KNOWN, ENOSYS)
     return seccomp.build(machine, rules, *newer, seccomp.refuse())

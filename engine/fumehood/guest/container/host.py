@@ -206,7 +206,9 @@ class Host:
 
 
 def end() -> NoReturn:
-    """End the container, by ending this process: the kernel then kills all other processes."""
+    """End the container, by ending this process: the kernel then kills all other processes. If the
+    host gives no namespaces, the warden does.
+    """
     os._exit(0)
 
 

@@ -28,12 +28,12 @@ import time
 from contextlib import suppress
 from typing import Any, NamedTuple, NoReturn
 
-from fumehood.guest.container import trees
+from fumehood.guest.container import processes, trees
 from fumehood.guest.container.child import ENVIRONMENT, HOME, NICENESS, read_image
 from fumehood.guest.container.filter import build_container_filter
+from fumehood.guest.container.places import MARK, WORKSPACE
 from fumehood.guest.container.processes import REQUEST_FAILED, USER_ID, become_user
 from fumehood.guest.container.request import SetUpFailed, surround
-from fumehood.guest.container.walk import WORKSPACE
 from fumehood.guest.core import children, kernel, seccomp
 from fumehood.guest.core.pipes import CHUNK_BYTES, write_all
 from fumehood.guest.languages import shell
@@ -50,7 +50,7 @@ a registered process may print for ever.
 FAILED = b"F"
 """First byte of the report of a child that could not become the registered program."""
 
-the_filter = functools.cache(build_container_filter)
+the_filter = functools.cache(functools.partial(build_container_filter, is_shared=MARK is not None))
 """Returns the system-call filter of programs. Building it takes a while, so it is built only
 once.
 """
@@ -160,7 +160,7 @@ class Keeper:
             stdin_read, self._input = os.pipe()
             self._output, stdout_write = os.pipe()
         report_read, report_write = os.pipe()
-        self._first = os.fork()
+        self._first = processes.fork()
         if self._first == 0:
             _become_program(config, request, stdin_read, stdout_write, report_write)
         for descriptor in (stdin_read, stdout_write, report_write):
@@ -198,7 +198,7 @@ class Keeper:
             for pid in trees.below(os.getpid()):
                 for number in (signal.SIGTERM, signal.SIGCONT):  # a stopped process must continue
                     with suppress(ProcessLookupError):
-                        os.kill(pid, number)
+                        processes.send(pid, number)
         self._kill_at = min(self._kill_at, time.monotonic() + grace_s)
 
     # -- its streams -----------------------------------------------------------------------

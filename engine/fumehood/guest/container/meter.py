@@ -14,10 +14,10 @@ from types import MappingProxyType
 from typing import Literal
 
 from fumehood.guest.container import processes
+from fumehood.guest.container.places import COUNTERS
 from fumehood.guest.container.run import Measures, Run
 from fumehood.guest.core import kernel
 
-ROOT = "/sys/fs/cgroup"
 UNLIMITED = 1 << 60
 """Values above this constant count as no limit, because cgroup version 1 reports a huge number if
 there is no limit.
@@ -65,7 +65,7 @@ class Counters:
     operating system does not show it.
     """
 
-    def __init__(self, root: str = ROOT) -> None:
+    def __init__(self, root: str = COUNTERS) -> None:
         self._root = root
         self._opened = {name: self._open(sources) for name, sources in _SOURCES.items()}
         self.memory_limit = self._limit("memory_limit")

@@ -398,9 +398,9 @@ class Standby:
         child.close()
         patience = Patience(KILL_CPU_S)
         try:
-            os.kill(child.pid, signal.SIGKILL)
+            processes.send(child.pid, signal.SIGKILL)
             while patience.rest():  # its zygote reaps it
-                os.kill(child.pid, 0)
+                processes.send(child.pid, 0)
         except ProcessLookupError:
             return
         raise PreforkFailed("the standby Node process could not be ended")

@@ -2,21 +2,29 @@
 programs.
 
 Guest side, used by the supervisor, which is the first process of its PID namespace. So all visible
-processes belong to this container. This module is never used on a host. Invariants: every process
-that does not run as root was started by the program, or is a registered process (see `trees`). A
-process of the guest runs as root until immediately before it runs a program. A killed process may
-have forked just before it died, so it counts as gone only when a later search finds no child of it.
+processes belong to this container. Invariants: every process that does not run as root was started
+by the program, or is a registered process (see `trees`). A process of the guest runs as root until
+immediately before it runs a program. A killed process may have forked just before it died, so it
+counts as gone only when a later search finds no child of it.
+
+If the host gives no namespaces, all processes run as the same user, and others are visible. Marks
+then tell them apart (`places.MARK`): those of the guest have another mark than those of programs,
+and processes without a mark are ignored.
 """
 
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import time
 from collections.abc import Collection
 
-from fumehood.guest.core import kernel
+from fumehood.guest.container.places import EXECUTABLE, MARK, MOUNTS, READABLE
+from fumehood.guest.core import kernel, landlock
 from fumehood.guest.core.children import field, size, status
+from fumehood.guest.core.marks import mark_of, marked
+from fumehood.guest.core.pipes import held
 
 SIGKILL_PENDING = 1 << (signal.SIGKILL - 1)
 """The bit of SIGKILL in a set of pending signals. *Source*: proc_pid_status(5), SigPnd."""
@@ -49,14 +57,35 @@ def kill(pids: Collection[int]) -> int:
     """
     for pid in pids:
         try:
-            os.kill(pid, signal.SIGKILL)
+            send(pid, signal.SIGKILL)
         except ProcessLookupError:
             continue
     return len(pids)
 
 
+def send(pid: int, number: int) -> None:
+    """Send a signal to a process. Raises ProcessLookupError if it is gone."""
+    if MARK is None:
+        os.kill(pid, number)
+        return
+    # A call of kill(2) would wait for the warden, and a signal could interrupt it.
+    with held(os.pidfd_open(pid)) as process:
+        signal.pidfd_send_signal(process, number)
+
+
+def fork() -> int:
+    """Fork this process, as `os.fork`."""
+    while True:
+        try:
+            return os.fork()
+        except InterruptedError:  # a signal came before the warden looked at the call
+            continue
+
+
 def all_pids() -> list[int]:
-    """Return the ids of all processes, in ascending order."""
+    """Return the ids of all processes of the container, in ascending order."""
+    if MARK is not None:
+        return marked(MARK)
     return [int(name) for name in os.listdir("/proc") if name.isdigit()]
 
 
@@ -118,6 +147,8 @@ def is_stranger(pid: int) -> bool:
     """Return whether a process runs as a user other than root, or is gone. *Source*:
     proc_pid_status(5).
     """
+    if MARK is not None:
+        return mark_of(pid) != MARK
     # The owner of the directory in /proc is root if the process is not dumpable.
     uids = field(status(pid), b"Uid")
     return uids is None or set(uids.split()) != {b"0"}
@@ -143,15 +174,21 @@ def parent_of(pid: int) -> int | None:
 def origin_of(pid: int) -> int | None:
     """Return where a process comes from:
 
-    * 1 if it descends from the container's first process;
+    * 1 if it descends from the supervisor;
     * 0 if Docker has started it or one of its ancestors. No process in the container can fake this
       value;
     * None if the process or one of its ancestors is gone.
     """
     current: int | None = pid
-    while current is not None and current > 1:
+    while current is not None and current > 1 and current != SUPERVISOR:
         current = parent_of(current)
-    return current
+    return current if current is None else int(current == SUPERVISOR)
+
+
+SUPERVISOR = os.getpid()
+"""Process id of the supervisor, which imports this module and then forks all other processes of the
+guest. In a PID namespace it is 1.
+"""
 
 
 def waited_cpu_ns(pid: int) -> int:
@@ -238,8 +275,17 @@ does not fit.
 
 def become_user() -> None:
     """Change this process from root to the user that runs programs (`USER_ID`), without groups and
-    capabilities. Raises OSError if a step fails; the process must then end.
+    capabilities. If the host gives no namespaces, mark it as a program instead, and restrict it to
+    the files that programs may use.
+
+    Raises OSError if a step fails; the process must then end.
     """
+    if MARK is not None:
+        landlock.restrict_to(READABLE, executable=EXECUTABLE, writable=(*MOUNTS, "/dev/null"))
+        if mark_of(os.getpid()) == MARK:  # the supervisor has not done it
+            resource.setrlimit(resource.RLIMIT_RTTIME, (MARK - 1, MARK - 1))
+        kernel.prctl(kernel.PR_SET_DUMPABLE, 1)  # so that the warden can read paths
+        return
     os.setgroups([])
     os.setresgid(USER_ID, USER_ID, USER_ID)
     os.setresuid(USER_ID, USER_ID, USER_ID)

@@ -8,7 +8,6 @@ reports, the host gives up. Invariants: each request gets at most one answer; at
 
 from __future__ import annotations
 
-import os
 import selectors
 import signal
 import socket
@@ -17,6 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from fumehood.guest.container import processes
 from fumehood.guest.container.host import Host
 from fumehood.guest.container.keeper import Ring, run_keeper, the_filter
 from fumehood.guest.container.walk import Refused
@@ -141,7 +141,7 @@ class Registered:
         """
         for process in self._keepers.values():  # the cleaning spares only what is below keepers
             process.is_lost = True
-            os.kill(process.keeper_pid, signal.SIGKILL)
+            processes.send(process.keeper_pid, signal.SIGKILL)
 
     def leave(self) -> None:
         """Forget all requests that were not answered, because the host that sent them is gone."""
@@ -207,7 +207,7 @@ class Registered:
         ring = Ring()
         config = {"limits": self._limits(), "is_watched": self._is_watched}
         try:
-            pid = os.fork()
+            pid = processes.fork()
         except OSError as error:
             for one in (ring, ours, theirs):
                 one.close()

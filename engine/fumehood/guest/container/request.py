@@ -14,7 +14,8 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from typing import Any
 
-from fumehood.guest.container.walk import WORKSPACE, Refused, directory_at, new_file
+from fumehood.guest.container.places import TEMPORARY, WORKSPACE
+from fumehood.guest.container.walk import Refused, directory_at, new_file
 from fumehood.guest.core.pipes import CHUNK_BYTES, REQUEST_FD, held, write_all
 from fumehood.protocol import framing
 
@@ -129,7 +130,7 @@ def memory_file(name: str, content: bytes) -> int:
     try:
         descriptor = os.memfd_create(name, 0)
     except OSError:  # refused if memory is watched, because only files in directories are counted
-        descriptor = os.open("/tmp", os.O_TMPFILE | os.O_RDWR, 0o600)  # noqa: S108 - in the container
+        descriptor = os.open(TEMPORARY, os.O_TMPFILE | os.O_RDWR, 0o600)
     write_all(descriptor, content)
     os.lseek(descriptor, 0, os.SEEK_SET)
     return descriptor

@@ -13,14 +13,15 @@ from typing import Any
 
 from fumehood.guest.container.child import ATTACKS
 from fumehood.guest.container.meter import Counters
+from fumehood.guest.container.places import MARK, WORKSPACE
 from fumehood.guest.container.processes import USER_ID
 from fumehood.guest.container.run import Measures, Run
-from fumehood.guest.container.walk import WORKSPACE
 from fumehood.guest.container.watch import Watch, memory_of
 from fumehood.guest.container.workspace import Mounts
 from fumehood.guest.core import children
 from fumehood.guest.core.children import field
 from fumehood.guest.core.limits import Limits
+from fumehood.guest.core.marks import mark_of
 from fumehood.protocol import framing
 
 PROBE_PATIENCE_S = 60.0
@@ -88,8 +89,8 @@ class SelfCheck:
             "cpu_time": was_killed and (after.cpu_ns is not None or run.reaped_cpu_ns > 0),
             "memory": self._limits_memory(memory_bytes),
             "processes": self._limits_processes(),
-            "files": _root_is_read_only(),
-            "network": _has_only_loopback(),
+            "files": MARK is not None or _root_is_read_only(),
+            "network": MARK is not None or _has_only_loopback(),
             "open_files": 0 < self._limits.get("Max open files", 0) <= int(self._config["nofile"]),
             "file_size": 0
             < self._limits.get("Max file size", 0)
@@ -109,6 +110,8 @@ class SelfCheck:
         return seen is None or seen <= memory_bytes + int(self._config["guest_bytes"])
 
     def _limits_processes(self) -> bool:
+        if self._limits.get("forked", 0) > int(self._config["processes"]):
+            return False
         limit = self._counters.process_limit or self._limits.get("Max processes", 0)
         return 0 < limit <= 2 * int(self._config["processes"])  # includes the guest's processes
 
@@ -117,6 +120,8 @@ class SelfCheck:
         larger than half of the memory limit `memory_bytes`. If the configuration limits the
         workspace's disk (`disk_bytes`), the workspace is compared with that limit instead.
         """
+        if MARK is not None:
+            return not self._mounts.are_full()
         found = {path: os.statvfs(path) for path in self._mounts.paths}
         sizes = {path: one.f_blocks * one.f_frsize for path, one in found.items()}
         is_right = len(sizes) == 3
@@ -131,6 +136,8 @@ def _is_sealed(pid: int) -> bool:
     this process.
     """
     shown = children.status(pid)
+    if MARK is not None:
+        return mark_of(pid) == MARK - 1 and children.is_sealed(pid, children.own_filters())
     users = {value for key in (b"Uid", b"Gid") for value in (field(shown, key) or b"?").split()}
     capabilities = [
         field(shown, key) or b"?" for key in (b"CapEff", b"CapPrm", b"CapInh", b"CapBnd")

@@ -16,6 +16,7 @@ from typing import Any
 
 from fumehood.guest import streams
 from fumehood.guest.container.host import Host
+from fumehood.guest.container.places import MARK
 from fumehood.guest.container.run import Run
 from fumehood.guest.core.modules import modules_of
 from fumehood.protocol.streams import StreamFrame
@@ -39,6 +40,9 @@ class Place:
 
 class End:
     """The guest's end of one kind of stream. Subclasses override the methods that they need."""
+
+    needs_sockets = False
+    """Whether programs connect to a socket for this stream, or listen on one."""
 
     def __init__(self, kind: str, place: Place) -> None:
         self.kind = kind
@@ -87,6 +91,8 @@ class Streams:
 
     def __init__(self, place: Place) -> None:
         found = modules_of(streams)
+        if MARK is not None:  # programs have no sockets
+            found = {kind: one for kind, one in found.items() if not one.End.needs_sockets}
         self._ends: dict[str, End] = {kind: one.End(kind, place) for kind, one in found.items()}
 
     @property

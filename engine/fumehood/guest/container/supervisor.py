@@ -35,6 +35,7 @@ from fumehood.guest.container.child import limits_of, read_image
 from fumehood.guest.container.cleaning import NOTHING_DONE, Cleaner
 from fumehood.guest.container.host import Host, Reporter, end
 from fumehood.guest.container.meter import Counters, Meter
+from fumehood.guest.container.places import GATE_FD, MARK, WORKSPACE
 from fumehood.guest.container.prefork_pool import (
     FAT_SPARES,
     Child,
@@ -51,9 +52,8 @@ from fumehood.guest.container.run import Keep, Run, stays
 from fumehood.guest.container.streams import Place, Streams
 from fumehood.guest.container.takeover import Takeover
 from fumehood.guest.container.trees import Trees
-from fumehood.guest.container.walk import WORKSPACE
 from fumehood.guest.container.watch import Watch
-from fumehood.guest.container.workspace import Mounts
+from fumehood.guest.container.workspace import Folders, Mounts
 from fumehood.guest.container.zygote import Notice, run_zygote
 from fumehood.guest.core import children, kernel
 from fumehood.guest.core.children import peak_bytes
@@ -77,6 +77,9 @@ killed process is not the program's first process, only this check detects it.
 HIDDEN_S = 2.0
 """Seconds between checks whether a killed process is dead, in case its end is never reported."""
 
+FILES_PAUSE = 10
+"""How much longer than a look at all files the pause after it is."""
+
 QUIET_S = 0.25
 """Seconds without a program after which the fat zygote loads the image's modules. Loading takes
 most of a second. If a program needs the modules, the zygote loads them earlier.
@@ -99,8 +102,9 @@ def supervise(config: dict[str, Any]) -> None:
     process's standard input and output. `config` has the host's settings for the container, such as
     its limits.
     """
-    kernel.empty_bounding_set()
-    kernel.keep_capabilities(CAPABILITIES | (SEES_MEMORY if config["is_watched"] else 0))
+    if MARK is None:
+        kernel.empty_bounding_set()
+        kernel.keep_capabilities(CAPABILITIES | (SEES_MEMORY if config["is_watched"] else 0))
     kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)
     kernel.prctl(kernel.PR_SET_DUMPABLE, 0)
     has_fat = bool(read_image().preload)
@@ -153,7 +157,11 @@ class Supervisor:
         """A session's run whose first process has ended, but that was not yet concluded. None if
         there is no such run.
         """
-        self._mounts = Mounts(kept=[WORKSPACE] if config["disk_bytes"] else [])
+        self._mounts: Mounts
+        if MARK is not None:
+            self._mounts = Folders(int(config["memory_bytes"]) // 2)
+        else:
+            self._mounts = Mounts(kept=[WORKSPACE] if config["disk_bytes"] else [])
         self._counters = Counters()
         self._selector = selectors.DefaultSelector()
         self._wakeup = children.watch()
@@ -173,12 +181,16 @@ class Supervisor:
             self._host, self._selector, partial(self._limits, config), self._standby.end,
             is_watched=config["is_watched"],
         )  # fmt: skip
-        self._watch = Watch(self._mounts.emptied, int(config["memory_bytes"]))
+        self._watch = Watch(self._mounts, int(config["memory_bytes"]))
         self._is_watched = bool(config["is_watched"])
         """Whether no control group limits the memory of the programs, so that this process
         watches it.
         """
         self._watched = ["cpu_time", "memory"] if self._is_watched else config["watched_outside"]
+        if MARK is not None:
+            self._watched = [*self._watched, "disk"]
+        self._files_look_at = 0.0
+        """Time of the next look at the files, if they have no file system of their own."""
         """The names of the limits that this process enforces by looking at them from time to time.
         The others are enforced by the operating system.
         """
@@ -205,6 +217,8 @@ class Supervisor:
         """Serve until the container must end, and then exit. This method never returns."""
         self._selector.register(0, selectors.EVENT_READ, self._on_host)
         self._selector.register(self._wakeup, selectors.EVENT_READ, self._on_sigchld)
+        if GATE_FD >= 0:  # readable only if the warden is gone
+            self._selector.register(GATE_FD, selectors.EVENT_READ, end)
         assert self._check is not None
         self._run = self._check.run
         try:
@@ -390,6 +404,8 @@ class Supervisor:
         Memory and the number of processes are limited here only if the container has no such limit.
         Raises OSError if a limit cannot be changed.
         """
+        if MARK is not None:
+            child.limit(resource.RLIMIT_RTTIME, MARK - 1)
         if cpu_s is not None:
             child.limit(resource.RLIMIT_CPU, cpu_s)
         if memory_bytes is not None and self._counters.memory_limit is None:
@@ -521,7 +537,7 @@ class Supervisor:
             self._conclude(run)
             return
         try:
-            os.kill(run.child.pid, signal.SIGKILL)
+            processes.send(run.child.pid, signal.SIGKILL)
         except ProcessLookupError:
             pass
 
@@ -711,6 +727,8 @@ class Supervisor:
             limits.append((resource.RLIMIT_AS, preloaded_bytes + int(config["memory_bytes"])))
         if self._counters.process_limit is None:
             limits.append((resource.RLIMIT_NPROC, self._max_processes))
+        if MARK is not None:
+            limits.append((resource.RLIMIT_RTTIME, MARK - 1))
         return limits
 
     def _pids_of(self, run: Run) -> list[int]:
@@ -839,10 +857,28 @@ class Supervisor:
             run.watched_bytes = max(run.watched_bytes, use.memory_bytes)
             if use.threads >= self._max_processes:
                 run.limits_hit.add("processes")
+        if MARK is not None and self._has_too_many_files(run):
+            return
         if self._watch.is_too_much(use):
             if run is None:
                 self._fail("memory ran out between two runs")
             self._stop(run, "memory")
+
+    def _has_too_many_files(self, run: Run | None) -> bool:
+        """Check the files if the next look at them is due. If they are too large, stop `run`, whose
+        files count as memory, or end the container if there is no run. Return whether they are.
+        """
+        before = time.monotonic()
+        if before < self._files_look_at or not self._mounts.are_full():
+            self._files_look_at = max(
+                self._files_look_at, time.monotonic() + FILES_PAUSE * (time.monotonic() - before)
+            )
+            return False
+        if run is None:
+            self._fail("the files became too large between two runs")
+        run.limits_hit.add("disk")
+        self._stop(run, "memory")
+        return True
 
     def _look_at_killed(self, run: Run, pid: int, now: float) -> None:
         """Check whether a killed run is over although no zygote has reported its end. `pid` is the

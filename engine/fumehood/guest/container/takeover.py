@@ -17,12 +17,8 @@ import socket
 from typing import Any
 
 from fumehood.guest.container import processes
+from fumehood.guest.container.places import MARK, TAKEOVER
 from fumehood.guest.core.pipes import receive
-
-ADDRESS = "\0fumehood-takeover"
-"""The address of the supervisor's socket. It is abstract, because a socket file would be in a
-writable directory, and programs can access all of these.
-"""
 
 DESCRIPTORS = 3
 """Number of descriptors in a relay's message. They are the relay's input, its output, and one end
@@ -46,7 +42,7 @@ class Takeover:
     def __init__(self) -> None:
         self.listener = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self.listener.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
-        self.listener.bind(ADDRESS)
+        self.listener.bind(TAKEOVER)
         self.listener.setblocking(False)
         self._held: int | None = None
         self.processes = 0
@@ -64,8 +60,7 @@ class Takeover:
         except OSError:
             return None
         is_higher = said.isdigit() and int(said) > epoch
-        # The user root alone proves nothing: the guest's own processes also run as root.
-        is_hosts = sender is not None and sender[1] == 0 and processes.origin_of(sender[0]) == 0
+        is_hosts = sender is not None and _is_of_host(*sender[:2])
         if not is_hosts or len(descriptors) != DESCRIPTORS or not is_higher:
             for descriptor in descriptors:
                 os.close(descriptor)
@@ -73,7 +68,7 @@ class Takeover:
         self.let_go()
         readable, writable, self._held = descriptors
         assert sender is not None
-        self.processes = int(sender[0] != 0)
+        self.processes = int(sender[0] != 0 and MARK is None)
         return int(said), readable, writable
 
     def let_go(self) -> None:
@@ -84,6 +79,16 @@ class Takeover:
             self.processes = 0
 
 
+def _is_of_host(pid: int, user: int) -> bool:
+    """Return whether the sender of a message is an engine, or a relay that an engine has started.
+    `user` is the user of the process `pid`.
+    """
+    if MARK is not None:  # programs have no sockets, and other users cannot reach this one
+        return user in (0, os.geteuid()) and pid not in processes.all_pids()
+    # The user root alone proves nothing: the guest's own processes also run as root.
+    return user == 0 and processes.origin_of(pid) == 0
+
+
 def relay(config: dict[str, Any]) -> None:
     """Make the engine that has started this process the host of the container. For this, pass this
     process's standard input and output to the supervisor. Exit when the supervisor has refused or
@@ -91,7 +96,7 @@ def relay(config: dict[str, Any]) -> None:
     """
     ours, theirs = socket.socketpair()
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as end:
-        end.connect(ADDRESS)
+        end.connect(TAKEOVER)
         socket.send_fds(end, [str(int(config["epoch"])).encode()], [0, 1, theirs.fileno()])
     theirs.close()
     null = os.open(os.devnull, os.O_RDWR)

@@ -153,7 +153,7 @@ class Trees:
                     if pid not in seen:
                         stopped.add(pid)
                     with suppress(ProcessLookupError):
-                        os.kill(pid, signal.SIGSTOP)
+                        processes.send(pid, signal.SIGSTOP)
                 seen.add(pid)
 
         try:
@@ -161,7 +161,7 @@ class Trees:
         finally:
             for pid in stopped:
                 with suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGCONT)
+                    processes.send(pid, signal.SIGCONT)
 
     def forget(self) -> None:
         """Forget all remembered processes below keepers. Must be called when a keeper is gone,
@@ -239,7 +239,7 @@ def _kill_below(root: int) -> int:
             break
         for pid in new:
             with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGSTOP)
+                processes.send(pid, signal.SIGSTOP)
         found |= new
     return processes.kill(sorted(found))
 

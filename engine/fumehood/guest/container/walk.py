@@ -13,9 +13,8 @@ import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
+from fumehood.guest.container.places import WORKSPACE
 from fumehood.guest.core.pipes import held
-
-WORKSPACE = "/workspace"
 
 MAX_PATH_BYTES = 4096 - len(f"{WORKSPACE}/") - 1
 """Maximum number of bytes of a path below the workspace. The host has the same limit. Programs can

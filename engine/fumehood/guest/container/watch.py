@@ -12,12 +12,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from fumehood.guest.container import processes
+from fumehood.guest.container.places import MARK
 from fumehood.guest.core import kernel
 from fumehood.guest.core.children import field, size, status
 from fumehood.guest.core.syscalls import own_number
+
+if TYPE_CHECKING:
+    from fumehood.guest.container.workspace import Mounts
 
 KCMP_VM = 1
 """Kind of comparison of two processes: whether they have the same memory. *Source*: kcmp(2)."""
@@ -43,7 +49,7 @@ class Watch:
     programs together may use `limit_bytes`.
     """
 
-    def __init__(self, mounts: Collection[str], limit_bytes: int) -> None:
+    def __init__(self, mounts: Mounts, limit_bytes: int) -> None:
         self._mounts = mounts
         self._limit_bytes = limit_bytes
 
@@ -57,7 +63,7 @@ class Watch:
             users = field(found, b"Uid")
             if users is not None and set(users.split()) != {b"0"}:
                 shown[pid] = _with_memory(pid, found)
-        fixed = sum(map(_used_bytes, self._mounts)) + _socket_bytes()
+        fixed = self._mounts.used_bytes() + _socket_bytes(shown)
         threads = sum(int(field(one, b"Threads") or 0) for one in shown.values())
         use = Use(fixed + sum(map(memory_of, shown.values())), threads)
         if use.memory_bytes > self._limit_bytes:  # slower, but exact
@@ -126,15 +132,31 @@ def _is_same(pid: int, shown: Mapping[int, bytes]) -> bool:
         return False
 
 
-def _socket_bytes() -> int:
+def _socket_bytes(pids: Collection[int]) -> int:
     """Return the memory that the sockets of the container may need for their buffers. The operating
-    system does not say how much they contain. *Source*: Linux, net/ipv4/proc.c, sockstat.
+    system does not say how much they contain. If the host gives no namespaces, only the sockets of
+    the processes `pids` are counted. *Source*: Linux, net/ipv4/proc.c, sockstat.
     """
+    if MARK is not None:
+        return max(0, _sockets_of(pids) - FREE_SOCKETS) * SOCKET_BYTES
     with open("/proc/net/sockstat", "rb") as file:
         words = file.readline().split()
     return max(0, int(words[2]) - FREE_SOCKETS) * SOCKET_BYTES
 
 
-def _used_bytes(path: str) -> int:
-    found = os.statvfs(path)
-    return (found.f_blocks - found.f_bfree) * found.f_frsize
+def _sockets_of(pids: Collection[int]) -> int:
+    """Return the number of the sockets that the processes `pids` have open, or an upper bound below
+    `FREE_SOCKETS`. A socket counts for each of its descriptors.
+    """
+    found = []
+    for pid in pids:
+        with suppress(OSError):
+            found += [f"/proc/{pid}/fd/{name}" for name in os.listdir(f"/proc/{pid}/fd")]
+    return len(found) if len(found) <= FREE_SOCKETS else sum(map(_is_socket, found))
+
+
+def _is_socket(path: str) -> bool:
+    try:
+        return os.readlink(path).startswith("socket:")
+    except OSError:
+        return False

@@ -18,17 +18,15 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
+from fumehood.guest.container.places import MOUNTS, WORKSPACE
 from fumehood.guest.container.walk import (
     UPLOAD_PREFIX,
-    WORKSPACE,
     empty,
     is_nameable,
 )
 from fumehood.guest.core.pipes import held
 from fumehood.guest.languages.libraries import PICTURES
 from fumehood.protocol.framing import MAX_DIRECTORY_DEPTH
-
-MOUNTS = (WORKSPACE, "/tmp", "/dev/shm")  # noqa: S108  # the container's own
 
 MAX_FILES = 100
 MAX_TOTAL_BYTES = 64 << 20
@@ -37,6 +35,11 @@ MAX_TOTAL_BYTES = 64 << 20
 QUICK_LOOKS = 200
 """Maximum number of entries that the supervisor examines itself. If there are more, it starts a
 housekeeper.
+"""
+
+BYTES_PER_FILE = 32 << 10
+"""Average size in bytes of a file below which the number of files is limited, in directories that
+have no file system of their own.
 """
 
 DATA_BYTES = 48 * 1024
@@ -76,6 +79,11 @@ class Mounts:
             return not any(os.listdir(path) for path in self.emptied)
         return all(_usage(path) == usage for path, usage in self._clean.items())
 
+    def used_bytes(self) -> int:
+        """Return the size in bytes of the files in the directories that are emptied."""
+        found = map(os.statvfs, self.emptied)
+        return sum((one.f_blocks - one.f_bfree) * one.f_frsize for one in found)
+
     def are_full(self) -> bool:
         """Whether a mount has no space or no inodes left."""
         for path in self.paths:
@@ -90,6 +98,46 @@ class Mounts:
         """
         # The table is read only if the operating system signals a change.
         return not self._changes.poll(0) or _mount_table() == self._table
+
+
+class Folders(Mounts):
+    """The writable directories if the host gives no namespaces. They are on one of the host's file
+    systems, so that their files are counted one by one, and nobody can mount anything.
+    """
+
+    def __init__(self, limit_bytes: int) -> None:
+        """`limit_bytes` is the largest permitted size of all their files."""
+        self.paths = self.emptied = MOUNTS
+        self._limit_bytes = limit_bytes
+        self._limit_files = limit_bytes // BYTES_PER_FILE
+
+    def are_clean(self) -> bool:
+        """Return whether all directories are empty."""
+        return not any(os.listdir(path) for path in self.emptied)
+
+    def are_full(self) -> bool:
+        """Whether the files together are larger, or more, than permitted."""
+        left_bytes, left_files = self._limit_bytes, self._limit_files
+        waiting = [*self.paths]
+        while waiting:
+            with suppress(OSError), os.scandir(waiting.pop()) as entries:
+                for entry in entries:
+                    with suppress(OSError):
+                        left_bytes -= entry.stat(follow_symlinks=False).st_blocks * 512
+                        left_files -= 1
+                        if left_bytes < 0 or left_files < 0:
+                            return True
+                        if entry.is_dir(follow_symlinks=False):
+                            waiting.append(entry.path)
+        return False
+
+    def used_bytes(self) -> int:
+        """Return 0: the files are not in memory."""
+        return 0
+
+    def are_the_same(self) -> bool:
+        """Return True."""
+        return True
 
 
 def message_queues(path: str = "/dev/mqueue") -> list[str]:

@@ -180,6 +180,13 @@ def require(argument: int, value: int, *, ignoring: int = 0) -> list[Instruction
     ]
 
 
+def refuse_unless(argument: int, value: int) -> list[Instruction]:
+    """Return instructions that refuse a call with EPERM unless the 32-bit argument with the index
+    `argument` has the value `value`. If it has, the next instruction decides.
+    """
+    return [_load(_OFFSET_ARGUMENTS + 8 * argument), *_unless_equal(value, [refuse()])]
+
+
 def refuse_greater(number: int, error: int) -> list[Instruction]:
     """Return instructions that refuse all system calls with a number above `number`. A refused call
     fails with the error number `error`.

@@ -14,9 +14,10 @@ from types import ModuleType
 from typing import Protocol, cast
 
 from fumehood.guest import libraries
+from fumehood.guest.container.places import TEMPORARY
 from fumehood.guest.core.modules import modules_of
 
-PICTURES = "/tmp/.fumehood-figures"  # noqa: S108  # the container's own
+PICTURES = f"{TEMPORARY}/.fumehood-figures"
 """The directory of a program's figures, which are sent to the host as images."""
 
 MAX_NOTES = 5

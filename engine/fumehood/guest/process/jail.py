@@ -8,29 +8,23 @@ path, and gives up the system calls for such restrictions. Only then is the tool
 The zygote preloads the public names of `fumehood` that a tool's module needs. It loads them by
 name, because a guest module may import nothing of the engine but framing.
 
-Landlock restricts the access. Invariant: a process restricted here can read beneath the given paths
-and nowhere else, and can write and execute nothing. A given path that is created later stays
-unreadable. Each further restriction can only remove access.
-
-*Source*: landlock(7), <linux/landlock.h>; ABI 1 (Linux 5.13) to 7. Older kernels restrict fewer
-kinds of access. The file rights that this wall relies on are all in ABI 1 except truncation (ABI
-3), which the system-call filter also refuses.
+Landlock restricts the access. Older kernels restrict fewer kinds of access. The file rights that
+this wall relies on are all in ABI 1 except truncation (ABI 3), which the system-call filter also
+refuses.
 """
 
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import importlib
 import os
-import stat
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
-from fumehood.guest.core import kernel, seccomp
-from fumehood.guest.core.pipes import held, tell
-from fumehood.guest.core.syscalls import own_number
+from fumehood.guest.core import seccomp
+from fumehood.guest.core.landlock import restrict_to
+from fumehood.guest.core.pipes import tell
 from fumehood.guest.process import filters
 from fumehood.guest.process.zygote import run_child, run_probe
 from fumehood.protocol.framing import MAX_REPORTS
@@ -129,82 +123,3 @@ def _warm_up() -> None:
     """
     os.environ.update(ENVIRONMENT)
     asyncio.run(asyncio.sleep(0))
-
-
-# -- Landlock -------------------------------------------------------------------------------
-
-_CREATE_RULESET = own_number("landlock_create_ruleset")
-_ADD_RULE = own_number("landlock_add_rule")
-_RESTRICT_SELF = own_number("landlock_restrict_self")
-
-_ASK_FOR_VERSION = 1
-_RULE_PATH_BENEATH = 1
-_READ_FILE = 1 << 2
-_READ_DIRECTORY = 1 << 3
-
-# ABI → the rights that it adds to those of earlier ABIs.
-_FILE_RIGHTS = {1: (1 << 13) - 1, 2: 1 << 13, 3: 1 << 14, 5: 1 << 15}
-_NET_RIGHTS = {4: 0b11}
-_SCOPES = {6: 0b11}
-"""Scopes that keep abstract Unix sockets and signals from leaving the jail."""
-
-
-class Unavailable(OSError):
-    """The kernel lacks Landlock, or has it disabled."""
-
-
-class _RulesetAttributes(ctypes.Structure):
-    _fields_ = (
-        ("handled_access_fs", ctypes.c_uint64),
-        ("handled_access_net", ctypes.c_uint64),
-        ("scoped", ctypes.c_uint64),
-    )
-
-
-class _PathBeneath(ctypes.Structure):
-    _pack_ = 1
-    _fields_ = (("allowed_access", ctypes.c_uint64), ("parent_fd", ctypes.c_int32))
-
-
-def restrict_to(readable: Iterable[str]) -> None:
-    """Allow this process to read files at or below the paths `readable`, and no other file access.
-    Paths that cannot be opened are ignored. `no_new_privs` must already be set for the process.
-
-    Raises:
-        Unavailable: the kernel has no Landlock.
-        OSError: the kernel refuses.
-    """
-    try:
-        version = kernel.syscall(_CREATE_RULESET, 0, 0, _ASK_FOR_VERSION)
-    except OSError:
-        raise Unavailable("the kernel has no Landlock") from None
-    attributes = _RulesetAttributes(
-        _up_to(version, _FILE_RIGHTS), _up_to(version, _NET_RIGHTS), _up_to(version, _SCOPES)
-    )
-    size = 8 if version < 4 else 16 if version < 6 else 24
-    ruleset = kernel.syscall(_CREATE_RULESET, ctypes.byref(attributes), size, 0)  # type: ignore[arg-type]
-    with held(ruleset):
-        for path in readable:
-            _allow_reading(ruleset, path)
-        kernel.syscall(_RESTRICT_SELF, ruleset, 0)
-
-
-def _allow_reading(ruleset: int, path: str) -> None:
-    try:
-        place = os.open(path, os.O_PATH | os.O_CLOEXEC)
-    except (FileNotFoundError, NotADirectoryError, PermissionError):
-        return
-    with held(place):
-        rights = _READ_FILE
-        if stat.S_ISDIR(os.fstat(place).st_mode):
-            rights |= _READ_DIRECTORY
-        rule = _PathBeneath(rights, place)
-        kernel.syscall(_ADD_RULE, ruleset, _RULE_PATH_BENEATH, ctypes.byref(rule), 0)  # type: ignore[arg-type]
-
-
-def _up_to(version: int, rights: dict[int, int]) -> int:
-    found = 0
-    for since, mask in rights.items():
-        if since <= version:
-            found |= mask
-    return found

@@ -85,6 +85,8 @@ class Relay(Connections):
 class End(streams.End):
     """Relays the connections of the current run's program, if the run has network."""
 
+    needs_sockets = True
+
     def __init__(self, kind: str, place: streams.Place) -> None:
         super().__init__(kind, place)
         self._relay = Relay(kind, place.host, place.selector)

@@ -106,6 +106,8 @@ class End(streams.End):
     host asks for.
     """
 
+    needs_sockets = True
+
     def __init__(self, kind: str, place: streams.Place) -> None:
         super().__init__(kind, place)
         self._ports = Ports(kind, place.host, place.selector)

@@ -117,7 +117,9 @@ class Container(Channel):
     @property
     def grade(self) -> Grade:
         """How strongly the container holds its programs. It is known when the guest is ready."""
-        return Grade.WATCHED if self.watched else self._grade
+        if not self.watched or Grade.WATCHED.is_at_least(self._grade):
+            return self._grade
+        return Grade.WATCHED
 
     @property
     def held(self) -> Mapping[Limit, Held]:

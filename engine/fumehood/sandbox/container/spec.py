@@ -154,10 +154,13 @@ class ContainerSpec:
 
 def grade_of(runtime: str | None) -> Grade:
     """Return the grade of containers that the OCI runtime with this registered name starts, if all
-    limits are enforced. The name of gVisor is `runsc` or `runsc-…`.
+    limits are enforced. The name of gVisor is `runsc` or `runsc-…`, and `landlock` means no
+    namespaces.
     """
-    is_gvisor = runtime is not None and runtime.split("-")[0] == "runsc"
-    return Grade.KERNEL if is_gvisor else Grade.NAMESPACES
+    return _GRADES.get((runtime or "").split("-")[0], Grade.NAMESPACES)
+
+
+_GRADES = {"runsc": Grade.KERNEL, "landlock": Grade.PROCESS}
 
 
 def guest_config(spec: ContainerSpec) -> JsonObject:

@@ -1,0 +1,1 @@
+"""The part landlock: programs on hosts that give no namespaces, without Docker."""
